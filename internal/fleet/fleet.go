@@ -1,0 +1,129 @@
+// Package fleet holds what the parts of the mesh tell each other about workers:
+// the registration a worker sends, the control plane's HTTP API that takes it,
+// and the xDS resource type by which gateways learn the whole fleet.
+package fleet
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// TypeURL is the xDS type of fleetpb.Worker resources.
+const TypeURL = "type.googleapis.com/kvmesh.fleet.v1.Worker"
+
+// Heartbeat is how often a worker renews its registration; TTL is how long the
+// control plane believes in a worker that fell silent.
+const (
+	Heartbeat = 5 * time.Second
+	TTL       = 15 * time.Second
+)
+
+// Named metrics in a worker's ORCA load report beside the standard fields.
+// Each is a plain number; the unit stands in the comment.
+const (
+	MetricRunning    = "kvmesh.running"       // requests being generated
+	MetricWaiting    = "kvmesh.waiting"       // requests queued
+	MetricMaxRunning = "kvmesh.max_running"   // most requests at once
+	MetricKVUsage    = "kvmesh.kv_usage"      // 0..1
+	MetricTokensPerS = "kvmesh.tokens_per_s"  // generated tokens per second
+	MetricIncarn     = "kvmesh.incarnation_s" // Unix seconds of the worker's start
+)
+
+// Registration is what a worker says of itself. It is the JSON body of
+// PUT /v1/workers/{id} at the control plane, sent at start and every Heartbeat.
+type Registration struct {
+	ID          string   `json:"id"`
+	Address     string   `json:"address"` // ip:port that Envoy can reach
+	Pool        string   `json:"pool"`
+	Zone        string   `json:"zone,omitempty"`
+	Model       string   `json:"model"`
+	Aliases     []string `json:"aliases,omitempty"`
+	Engine      string   `json:"engine"`
+	Incarnation uint64   `json:"incarnation"` // Unix nanoseconds of the start
+	PID         int64    `json:"pid,omitempty"`
+	Host        string   `json:"host,omitempty"` // host name of the worker
+	Fingerprint string   `json:"fingerprint,omitempty"`
+	// State is "" or StateReady, StateLoading, StateDraining.
+	State string `json:"state,omitempty"`
+}
+
+// States of a Registration.
+const (
+	StateReady    = "ready"
+	StateLoading  = "loading"
+	StateDraining = "draining"
+)
+
+// Validate reports the first field that is missing or malformed.
+func (r Registration) Validate() error {
+	switch {
+	case r.ID == "" || len(r.ID) > 253:
+		return fmt.Errorf("id: want 1 to 253 characters, got %d", len(r.ID))
+	case r.Pool == "":
+		return fmt.Errorf("pool: missing")
+	case r.Incarnation == 0:
+		return fmt.Errorf("incarnation: missing")
+	}
+	for _, c := range r.ID {
+		if c <= ' ' || c == '/' || c == 0x7f || c > 0x7f {
+			return fmt.Errorf("id: character %q is not allowed", c)
+		}
+	}
+	if _, err := netip.ParseAddrPort(r.Address); err != nil {
+		return fmt.Errorf("address %q: want ip:port", r.Address)
+	}
+	switch r.State {
+	case "", StateReady, StateLoading, StateDraining:
+		return nil
+	}
+	return fmt.Errorf("state %q: want %s, %s or %s", r.State, StateReady, StateLoading, StateDraining)
+}
+
+// Lease is the control plane's answer to a Registration.
+type Lease struct {
+	TTLSeconds float64 `json:"ttl_seconds"`
+}
+
+// WorkerView is one row of GET /v1/workers and of `kvmesh workers -o json`.
+type WorkerView struct {
+	ID      string   `json:"id"`
+	Address string   `json:"address"`
+	PID     int64    `json:"pid,omitempty"`
+	Pool    string   `json:"pool"`
+	Zone    string   `json:"zone"`
+	Model   string   `json:"model"`
+	Aliases []string `json:"aliases,omitempty"`
+	Engine  string   `json:"engine"`
+	Status  string   `json:"status"` // Envoy's words: HEALTHY, DRAINING, UNHEALTHY, TIMEOUT, DEGRADED, UNKNOWN
+	Weight  uint32   `json:"weight"`
+	Running uint32   `json:"running"`
+	Waiting uint32   `json:"waiting"`
+	KVUsage float64  `json:"kv_usage"`
+	Reason  string   `json:"reason,omitempty"`
+}
+
+// WorkerList is the body of GET /v1/workers.
+type WorkerList struct {
+	Workers []WorkerView `json:"workers"`
+}
+
+// EndpointView is one endpoint as the control plane wants Envoy to see it.
+type EndpointView struct {
+	ID      string `json:"id"`
+	Address string `json:"address"`
+	Zone    string `json:"zone"`
+	Status  string `json:"status"`
+	Weight  uint32 `json:"weight"`
+}
+
+// ClusterView is one pool cluster with its wanted endpoints.
+type ClusterView struct {
+	Name      string         `json:"name"`
+	Endpoints []EndpointView `json:"endpoints"`
+}
+
+// ClusterList is the body of GET /v1/clusters.
+type ClusterList struct {
+	Clusters []ClusterView `json:"clusters"`
+}

@@ -1,0 +1,84 @@
+// Package names holds the names that cross process borders: headers, metadata
+// keys, cluster and listener names, and the fields of the mesh in Envoy. They
+// are part of the design; the field's own names are used where they exist.
+package names
+
+// Headers that only the mesh may set on a request. Envoy removes them from every
+// client request before any filter sees it (see Stripped).
+const (
+	// Destination is the ordered, comma separated list of "ip:port" candidates
+	// of the Gateway API endpoint-picker protocol.
+	Destination = "x-gateway-destination-endpoint"
+	// Route is set to RouteRelay by ext_proc to select the relay.
+	Route = "x-kvmesh-route"
+	// Pool names the WorkerPool a request goes to.
+	Pool = "x-kvmesh-pool"
+	// ModelRoute names the ModelRoute that matched, so that the relay applies
+	// its timeouts.
+	ModelRoute = "x-kvmesh-model-route"
+	// Model is the body's model, copied by the wasm filter at the edge.
+	Model = "x-kvmesh-model"
+	// ExpectWorker is the id of the worker an attempt was meant for. A worker
+	// with another id answers 421, so an attempt is never served by a stranger.
+	ExpectWorker = "x-kvmesh-expect-worker"
+	// Stream is the stream id of a generation request, set by ext_proc.
+	Stream = "x-kvmesh-stream"
+	// Attempt numbers the attempts of one stream from 1.
+	Attempt = "x-kvmesh-attempt"
+)
+
+// RouteRelay is the value of Route that selects the relay.
+const RouteRelay = "relay"
+
+// Headers that the mesh adds to responses.
+const (
+	// Worker is the id of the worker that sent the first byte.
+	Worker = "x-kvmesh-worker"
+)
+
+// Headers clients may send.
+const (
+	// SessionToken and SessionID carry a session key; the token wins.
+	SessionToken = "x-session-token"
+	SessionID    = "x-session-id"
+	// RequestID is Envoy's request id.
+	RequestID = "x-request-id"
+)
+
+// Names inside Envoy's configuration.
+const (
+	ListenerEdge     = "edge"
+	ListenerEgress   = "egress"
+	RouteConfigEdge  = "edge"
+	RouteConfigEgrs  = "egress"
+	ClusterRelay     = "relay"
+	ClusterExtProc   = "ext_proc"
+	ClusterXDS       = "xds"
+	PoolPrefix       = "pool/"
+	MetadataLB       = "envoy.lb"
+	MetadataMesh     = "kvmesh"
+	MetadataWorkerID = "worker"
+)
+
+// PoolCluster returns the name of the Envoy cluster of a WorkerPool.
+func PoolCluster(pool string) string { return PoolPrefix + pool }
+
+// Stripped lists the request headers that Envoy removes from every client
+// request: those of the mesh, the endpoint-picker protocol's results, and
+// Envoy's own per-request router overrides (a client could otherwise set
+// retries and time-outs on the mesh's routes). The slice is fresh at each call.
+func Stripped() []string {
+	return []string{
+		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Worker,
+		"x-kvmesh-relay", "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
+		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
+		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",
+		"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",
+		"endpoint-load-metrics",
+		"x-envoy-retry-on", "x-envoy-retry-grpc-on", "x-envoy-max-retries", "x-envoy-retriable-status-codes",
+		"x-envoy-retriable-header-names", "x-envoy-hedge-on-per-try-timeout", "x-envoy-upstream-rq-timeout-ms",
+		"x-envoy-upstream-rq-per-try-timeout-ms", "x-envoy-upstream-rq-timeout-alt-response",
+		"x-envoy-upstream-alt-stat-name", "x-envoy-upstream-stream-duration-ms", "x-envoy-expected-rq-timeout-ms",
+		"x-envoy-decorator-operation", "x-envoy-ip-tags", "x-envoy-original-path", "x-envoy-force-trace",
+	}
+}

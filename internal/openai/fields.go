@@ -1,0 +1,377 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// fieldParser reads typed values out of a scanned request and keeps the first
+// error; after it every call returns the default.
+type fieldParser struct {
+	r   *Request
+	err *Error
+}
+
+func (p *fieldParser) fail(param, format string, args ...any) {
+	if p.err == nil {
+		p.err = Invalid(param, format, args...)
+	}
+}
+
+// wrongType reports a value of the wrong JSON kind.
+func (p *fieldParser) wrongType(param, want string, raw []byte) {
+	p.fail(param, "Invalid type for '%s': expected %s, but got %s instead.", param, want, kindName(jsontext.Value(raw).Kind()))
+}
+
+func (p *fieldParser) raw(name string, kind jsontext.Kind, want string) []byte {
+	if p.err != nil {
+		return nil
+	}
+	raw := p.r.Raw(name)
+	if raw == nil {
+		return nil
+	}
+	got := jsontext.Value(raw).Kind()
+	if got == 'f' {
+		got = 't'
+	}
+	if got != kind {
+		p.wrongType(name, want, raw)
+		return nil
+	}
+	return raw
+}
+
+func (p *fieldParser) str(name string) string {
+	return unquote(p.raw(name, '"', "a string"))
+}
+
+func (p *fieldParser) boolean(name string) bool {
+	return string(p.raw(name, 't', "a boolean")) == "true"
+}
+
+func (p *fieldParser) integer(name string, def, low, high int) int {
+	raw := p.raw(name, '0', "an integer")
+	if raw == nil {
+		return def
+	}
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	if err != nil {
+		p.fail(name, "Invalid value for '%s': expected an integer, but got %s.", name, clip(string(raw)))
+		return def
+	}
+	if int(n) < low || int(n) > high {
+		p.fail(name, "Invalid value for '%s': %d is outside %s.", name, n, span(low, high))
+		return def
+	}
+	return int(n)
+}
+
+// span words a range, leaving out a bound that is only there for overflow.
+func span(low, high int) string {
+	if high >= 1<<30 {
+		return fmt.Sprintf("the allowed range: must be at least %d", low)
+	}
+	return fmt.Sprintf("the allowed range %d to %d", low, high)
+}
+
+func (p *fieldParser) number(name string, def, low, high float64) float64 {
+	raw := p.raw(name, '0', "a number")
+	if raw == nil {
+		return def
+	}
+	n, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil || math.IsInf(n, 0) || n < low || n > high {
+		p.fail(name, "Invalid value for '%s': %s is outside the allowed range %g to %g.", name, clip(string(raw)), low, high)
+		return def
+	}
+	return n
+}
+
+// logprobs reads the two spellings: an integer (completions), or a boolean with
+// top_logprobs (chat).
+func (p *fieldParser) logprobs() {
+	if p.r.Endpoint == Completions {
+		p.r.TopLogprobs = p.integer("logprobs", -1, 0, 20)
+		return
+	}
+	on := p.boolean("logprobs")
+	top := p.integer("top_logprobs", 0, 0, 20)
+	switch {
+	case on:
+		p.r.TopLogprobs = top
+	case top > 0:
+		p.fail("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+	}
+}
+
+// stop reads a string or a list of up to 16 strings.
+func (p *fieldParser) stop() {
+	raw := p.r.Raw("stop")
+	if raw == nil || p.err != nil {
+		return
+	}
+	switch jsontext.Value(raw).Kind() {
+	case '"':
+		p.r.Stop = []string{unquote(raw)}
+	case '[':
+		if json.Unmarshal(raw, &p.r.Stop) != nil || len(p.r.Stop) > 16 {
+			p.fail("stop", "Invalid value for 'stop': expected a string or up to 16 strings.")
+		}
+	default:
+		p.wrongType("stop", "a string or an array of strings", raw)
+	}
+	for _, s := range p.r.Stop {
+		if s == "" {
+			p.fail("stop", "Invalid value for 'stop': an empty string never ends anything.")
+		}
+	}
+}
+
+func (p *fieldParser) logitBias() {
+	raw := p.raw("logit_bias", '{', "an object")
+	if raw == nil {
+		return
+	}
+	var m map[string]float64
+	if json.Unmarshal(raw, &m) != nil {
+		p.fail("logit_bias", "Invalid value for 'logit_bias': expected token ids with numbers from -100 to 100.")
+		return
+	}
+	p.r.LogitBias = make(map[int32]float64, len(m))
+	for k, v := range m {
+		id, err := strconv.ParseInt(k, 10, 32)
+		if err != nil || id < 0 || v < -100 || v > 100 {
+			p.fail("logit_bias", "Invalid value for 'logit_bias': %q: %g; want a token id and -100 to 100.", clip(k), v)
+			return
+		}
+		p.r.LogitBias[int32(id)] = v
+	}
+}
+
+func (p *fieldParser) streamOptions() {
+	raw := p.raw("stream_options", '{', "an object")
+	if raw == nil {
+		return
+	}
+	if !p.r.Stream {
+		p.fail("stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.")
+		return
+	}
+	var o struct {
+		IncludeUsage *bool `json:"include_usage"`
+	}
+	if json.Unmarshal(raw, &o) != nil {
+		p.fail("stream_options.include_usage", "Invalid type for 'stream_options.include_usage': expected a boolean.")
+		return
+	}
+	p.r.IncludeUsage = o.IncludeUsage != nil && *o.IncludeUsage
+}
+
+// input checks that the endpoint's main field is there and of a possible kind.
+func (p *fieldParser) input() {
+	if p.err != nil {
+		return
+	}
+	if p.r.Endpoint == Chat {
+		raw := p.raw("messages", '[', "an array of objects")
+		if p.err == nil && raw == nil {
+			p.fail("messages", "Missing required parameter: 'messages'.")
+		} else if p.err == nil && isEmptyArray(raw) {
+			p.fail("messages", "Invalid 'messages': empty array. Expected at least one message.")
+		}
+		return
+	}
+	raw := p.r.Raw("prompt")
+	switch {
+	case raw == nil:
+		p.fail("prompt", "Missing required parameter: 'prompt'.")
+	case jsontext.Value(raw).Kind() != '"' && jsontext.Value(raw).Kind() != '[':
+		p.wrongType("prompt", "a string, an array of strings, or token ids", raw)
+	case isEmptyArray(raw):
+		p.fail("prompt", "Invalid 'prompt': empty array.")
+	}
+}
+
+func isEmptyArray(raw []byte) bool {
+	return len(raw) > 1 && raw[0] == '[' && strings.TrimSpace(string(raw[1:min(len(raw), 64)])) == "]"
+}
+
+// unquote decodes a JSON string that jsontext has already checked.
+func unquote(raw []byte) string {
+	if len(raw) < 2 {
+		return ""
+	}
+	b, err := jsontext.AppendUnquote(nil, raw)
+	if err != nil || !utf8.Valid(b) {
+		return ""
+	}
+	return string(b)
+}
+
+func kindName(k jsontext.Kind) string {
+	switch k {
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "a boolean"
+	case '"':
+		return "a string"
+	case '0':
+		return "a number"
+	case '[':
+		return "an array"
+	case '{':
+		return "an object"
+	}
+	return "something else"
+}
+
+// Prompt is one prompt of a completions request: text, or token ids when IDs is
+// not nil.
+type Prompt struct {
+	Text string
+	IDs  []int32
+}
+
+// Message is one chat message with its content flattened to text.
+type Message struct {
+	Role    string
+	Content string
+	Name    string
+}
+
+const mostPrompts = 128
+
+// DecodePrompts decodes the prompt field of a completions request in its four
+// forms: string, strings, ids, lists of ids.
+func (r *Request) DecodePrompts() ([]Prompt, *Error) {
+	raw := r.Raw("prompt")
+	if len(raw) > 0 && raw[0] == '"' {
+		return []Prompt{{Text: unquote(raw)}}, nil
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &items) != nil || len(items) == 0 {
+		return nil, Invalid("prompt", "Invalid 'prompt': expected a string, an array of strings, or token ids.")
+	}
+	if jsontext.Value(items[0]).Kind() == '0' {
+		ids, err := decodeIDs(raw, "prompt")
+		if err != nil {
+			return nil, err
+		}
+		return []Prompt{{IDs: ids}}, nil
+	}
+	if len(items) > mostPrompts {
+		return nil, Invalid("prompt", "Invalid 'prompt': %d prompts, at most %d are allowed.", len(items), mostPrompts)
+	}
+	out := make([]Prompt, len(items))
+	for i, it := range items {
+		name := fmt.Sprintf("prompt[%d]", i)
+		switch jsontext.Value(it).Kind() {
+		case '"':
+			out[i].Text = unquote(it)
+		case '[':
+			ids, err := decodeIDs(it, name)
+			if err != nil {
+				return nil, err
+			}
+			out[i].IDs = ids
+		default:
+			return nil, Invalid(name, "Invalid type for '%s': expected a string or token ids.", name)
+		}
+	}
+	return out, nil
+}
+
+func decodeIDs(raw []byte, param string) ([]int32, *Error) {
+	var ids []int32
+	if json.Unmarshal(raw, &ids) != nil {
+		return nil, Invalid(param, "Invalid '%s': token ids must be integers from 0 to %d.", param, math.MaxInt32)
+	}
+	if len(ids) == 0 {
+		return nil, Invalid(param, "Invalid '%s': empty array.", param)
+	}
+	for _, id := range ids {
+		if id < 0 {
+			return nil, Invalid(param, "Invalid '%s': token id %d is negative.", param, id)
+		}
+	}
+	return ids, nil
+}
+
+// DecodeMessages decodes the messages of a chat request. Content may be a string,
+// null, or an array of text parts; other kinds of parts are refused.
+func (r *Request) DecodeMessages() ([]Message, *Error) {
+	var items []json.RawMessage
+	if json.Unmarshal(r.Raw("messages"), &items) != nil {
+		return nil, Invalid("messages", "Invalid 'messages': expected an array of objects.")
+	}
+	out := make([]Message, len(items))
+	for i, it := range items {
+		m, err := decodeMessage(it, fmt.Sprintf("messages[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		out[i] = m
+	}
+	return out, nil
+}
+
+func decodeMessage(raw []byte, param string) (Message, *Error) {
+	var m struct {
+		Role    string          `json:"role"`
+		Name    string          `json:"name"`
+		Content json.RawMessage `json:"content"`
+	}
+	if jsontext.Value(raw).Kind() != '{' || json.Unmarshal(raw, &m) != nil {
+		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
+	}
+	switch m.Role {
+	case "system", "developer", "user", "assistant", "tool", "function":
+	case "":
+		return Message{}, Invalid(param+".role", "Missing required parameter: '%s.role'.", param)
+	default:
+		return Message{}, Invalid(param+".role", "Invalid value: '%s'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool' and 'function'.", clip(m.Role))
+	}
+	text, err := decodeContent(m.Content, param+".content")
+	return Message{Role: m.Role, Content: text, Name: m.Name}, err
+}
+
+func decodeContent(raw []byte, param string) (string, *Error) {
+	if len(raw) == 0 {
+		return "", nil
+	}
+	switch jsontext.Value(raw).Kind() {
+	case 'n':
+		return "", nil
+	case '"':
+		return unquote(raw), nil
+	case '[':
+	default:
+		return "", Invalid(param, "Invalid type for '%s': expected a string or an array of content parts.", param)
+	}
+	var parts []struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	if json.Unmarshal(raw, &parts) != nil {
+		return "", Invalid(param, "Invalid '%s': expected an array of content parts.", param)
+	}
+	var b strings.Builder
+	for i, part := range parts {
+		if part.Type != "text" {
+			e := Errorf(http.StatusBadRequest, "Content parts of type %q are not supported by this model.", clip(part.Type))
+			e.Param = fmt.Sprintf("%s[%d].type", param, i)
+			return "", e
+		}
+		b.WriteString(part.Text)
+	}
+	return b.String(), nil
+}

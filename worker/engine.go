@@ -1,0 +1,107 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"iter"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// Engine turns token ids into more token ids. Implementations are safe for
+// concurrent use; each owns its batching. The server above them does everything
+// that does not need the model: HTTP, UTF-8 and stop-string handling, usage.
+type Engine interface {
+	// Model describes what is loaded. It does not change.
+	Model() Model
+	// Tokenize turns a request's prompt (or chat messages, through the model's
+	// template) into the ids to be prefilled, including BOS where the model
+	// wants it. Errors are *openai.Error of the request's fault, or the engine's.
+	Tokenize(req *openai.Request, prompt int) ([]int32, error)
+	// Generate prefills ids and yields one Token per step until it yields one
+	// with Finish set, an error, or the consumer stops. Leaving the loop, or the
+	// end of ctx, frees the sequence and its KV before Generate returns. While
+	// the request waits for a free sequence Generate blocks without yielding; a
+	// full queue yields ErrBusy.
+	Generate(ctx context.Context, ids []int32, p Params) iter.Seq2[Token, error]
+	// Load is the engine's load now; cheap enough to call every 100 ms.
+	Load() Load
+	// Close ends all generation and frees the model. It may be called twice.
+	Close() error
+}
+
+// ErrBusy is yielded by Generate when the queue of waiting requests is full.
+var ErrBusy = errors.New("queue of waiting requests is full")
+
+// Faulter is the optional ability of an engine to misbehave on request; only the
+// simulator has it.
+type Faulter interface {
+	// Fault parses the request's fault instructions (body field "sim").
+	Fault(req *openai.Request) (Fault, error)
+}
+
+// Fault is how the server should misbehave for one request; the zero value is
+// good behaviour. Token indices count from 0.
+type Fault struct {
+	Status   int // answer with this status instead, 0 = no
+	CutAt    int // close the connection before sending token CutAt, -1 = no
+	ErrorAt  int // send an in-stream error event before token ErrorAt, -1 = no
+	Truncate int // end the response cleanly, without finish, before this token, -1 = no
+}
+
+// Model describes a loaded model.
+type Model struct {
+	Name        string // the worker's own name for it
+	Created     int64  // Unix seconds, for /v1/models
+	ContextLen  int    // most tokens of prompt and answer together
+	Vocab       int    // vocabulary size
+	Fingerprint string // identity of weights, engine build and KV layout
+}
+
+// Params are the parameters of one choice's generation.
+type Params struct {
+	MaxTokens   int     // at least 1, already clamped to the context
+	Temperature float64 // 0 = greedy
+	TopP        float64 // (0,1], 1 = off
+	TopK        int     // 0 = off
+	MinP        float64 // 0 = off
+	Presence    float64 // presence penalty, -2..2
+	Frequency   float64 // frequency penalty, -2..2
+	LogitBias   map[int32]float64
+	Seed        uint64 // key of the counter-based generator, with Choice and offset
+	Choice      int    // choice index of the request
+	TopLogprobs int    // -1 = no logprobs, else how many alternatives
+	IgnoreEOS   bool   // go on after the end-of-sequence token
+	// Sim holds the raw body field "sim", for the simulator only; nil otherwise.
+	Sim []byte
+}
+
+// Token is one generated step.
+type Token struct {
+	ID    int32
+	Bytes []byte // text of the token; may be a part of a UTF-8 character or empty; valid until the next step
+	// Finish is set on the last step: "stop" when the model ended its answer
+	// (then ID is the end token and Bytes is empty), "length" at MaxTokens or at the
+	// end of the context (then ID is a generated token like any other).
+	Finish  string
+	Logprob float64   // natural log, only when asked for
+	Top     []Logprob // TopLogprobs alternatives, most probable first
+	Cached  int       // prompt tokens that were not prefilled again; set on the first step
+}
+
+// Logprob is one alternative token.
+type Logprob struct {
+	ID      int32
+	Bytes   []byte
+	Logprob float64
+}
+
+// Load is an engine's load at one moment; rates are over the last seconds.
+type Load struct {
+	Running      int     // sequences being prefilled or decoded
+	Waiting      int     // requests that wait for a sequence
+	MaxRunning   int     // most sequences at once
+	KVUsage      float64 // 0..1
+	PromptTokens uint64  // prefilled since start
+	GenTokens    uint64  // generated since start
+}
