@@ -1,0 +1,85 @@
+// Command kvmesh runs an OpenAI-compatible inference mesh behind a stock Envoy:
+// the control plane, the gateway and the workers are subcommands of this one
+// binary. This package is the only reader of the environment and of signals.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Exit codes of the command.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second signal finds the default action and ends a command that hangs.
+	context.AfterFunc(ctx, stop)
+	e := &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
+	os.Exit(run(ctx, e, os.Args[1:]))
+}
+
+// run executes one command line and returns the process's exit code.
+func run(ctx context.Context, e *env, args []string) int {
+	root := newRoot(e)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
+	}
+	printError(e.stderr, err)
+	// What cobra refuses before a command's own code runs is a wrong call.
+	if _, ok := errors.AsType[usageError](err); ok || !e.started {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// printError writes an error as one line, and its hint as another.
+func printError(w io.Writer, err error) {
+	fmt.Fprintf(w, "kvmesh: %v\n", err)
+	if h, ok := errors.AsType[hinter](err); ok && h.Hint() != "" {
+		fmt.Fprintf(w, "hint: %s\n", h.Hint())
+	}
+}
+
+// hinter is an error that knows what the user can do about it.
+type hinter interface {
+	error
+	Hint() string
+}
+
+// hintError adds a hint to an error.
+type hintError struct {
+	error
+	hint string
+}
+
+// withHint returns err with a line for the user that says what to do about it.
+func withHint(err error, hint string) error { return hintError{err, hint} }
+
+// Hint implements hinter.
+func (h hintError) Hint() string { return h.hint }
+
+// Unwrap lets errors.Is see through the hint.
+func (h hintError) Unwrap() error { return h.error }
+
+// usageError is a wrong call that a command found itself; it exits with 2.
+type usageError struct{ error }
+
+// Unwrap lets errors.Is see through the mark.
+func (u usageError) Unwrap() error { return u.error }
+
+// usagef returns an error that makes the command exit with 2.
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// env is everything a command takes from outside: streams, environment
+// variables and, once flags are parsed, the logger. A test passes its own.
+type env struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+
+	// log writes to stderr as --log-level and --log-format say. It is set
+	// before any command's own code runs.
+	log *slog.Logger
+	// logLevel and logFormat are the flags' values, for a command that starts
+	// child processes with the same ones.
+	logLevel, logFormat string
+	// started says that a command's own code was reached.
+	started bool
+}
+
+// newRoot builds the whole command tree. A new subcommand is one function
+// `xxxCommand(e *env) *cobra.Command` in its own file, and one line here.
+func newRoot(e *env) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "kvmesh",
+		Short: "An inference mesh on Envoy: cache-aware routing, streams that outlive their worker",
+		Example: `  kvmesh doctor                          # can this machine run it?
+  kvmesh fetch                           # get Envoy, llama.cpp and a small model
+  kvmesh version -o json`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return e.initLog()
+		},
+	}
+	root.SetIn(e.stdin)
+	root.SetOut(e.stdout)
+	root.SetErr(e.stderr)
+	root.PersistentFlags().StringVar(&e.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
+	root.PersistentFlags().StringVar(&e.logFormat, "log-format", "text", "form of log lines on stderr: text or json")
+	root.AddCommand(
+		versionCommand(e),
+	)
+	markStart(e, root)
+	return root
+}
+
+// markStart makes every command note that its own code was reached, so that run
+// can tell a wrong call from a failed one.
+func markStart(e *env, c *cobra.Command) {
+	if runE := c.RunE; runE != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			e.started = true
+			return runE(c, args)
+		}
+	}
+	for _, sub := range c.Commands() {
+		markStart(e, sub)
+	}
+}
+
+// initLog builds the logger from the flags.
+func (e *env) initLog() error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(e.logLevel)); err != nil {
+		return usagef("--log-level %q: want debug, info, warn or error", e.logLevel)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	switch strings.ToLower(e.logFormat) {
+	case "text":
+		e.log = slog.New(slog.NewTextHandler(e.stderr, opts))
+	case "json":
+		e.log = slog.New(slog.NewJSONHandler(e.stderr, opts))
+	default:
+		return usagef("--log-format %q: want text or json", e.logFormat)
+	}
+	return nil
+}
+
+// outputFlag adds the flag -o, which every command with a result has: a form
+// for people by default, or JSON for programs.
+func outputFlag(c *cobra.Command, to *string) {
+	c.Flags().StringVarP(to, "output", "o", "text", "form of the result: text or json")
+	// The only error is an unknown flag, and it was just added.
+	_ = c.RegisterFlagCompletionFunc("output",
+		cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// asJSON says whether -o asks for JSON, and refuses values it does not know.
+func asJSON(output string) (bool, error) {
+	switch output {
+	case "json":
+		return true, nil
+	case "text", "table", "":
+		return false, nil
+	}
+	return false, usagef("-o %q: want text or json", output)
+}
+
+// writeJSON prints one indented JSON document.
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
