@@ -1,0 +1,260 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Set is a checked set of documents with all defaults filled in.
+type Set struct {
+	Mesh   Mesh
+	Pools  []WorkerPool
+	Routes []ModelRoute
+}
+
+// File is one input of Parse.
+type File struct {
+	Name string // for messages
+	Data []byte
+}
+
+// Parse reads all documents of the files, checks them together and fills in
+// defaults. The error joins every problem found, each starting "file:line: ".
+func Parse(files ...File) (*Set, error) {
+	s := &Set{}
+	p := &parser{set: s, seen: map[string]int{}}
+	for _, f := range files {
+		p.file = f.Name
+		p.documents(f.Data)
+	}
+	if len(p.errs) == 0 {
+		p.finish()
+	}
+	if err := errors.Join(p.errs...); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+type parser struct {
+	set  *Set
+	file string
+	seen map[string]int // kind/name → line
+	errs []error
+}
+
+func (p *parser) fail(line int, format string, args ...any) {
+	p.errs = append(p.errs, fmt.Errorf("%s:%d: %s", p.file, line, fmt.Sprintf(format, args...)))
+}
+
+func (p *parser) documents(data []byte) {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		var n yaml.Node
+		err := d.Decode(&n)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			p.syntax(err)
+			return
+		}
+		if n.Kind == yaml.DocumentNode && len(n.Content) == 1 && n.Content[0].Tag != "!!null" {
+			p.document(n.Content[0])
+		}
+	}
+}
+
+// syntax reports yaml's own error, which begins with "yaml: line N: ".
+func (p *parser) syntax(err error) {
+	line, msg := 1, strings.TrimPrefix(err.Error(), "yaml: ")
+	if n, serr := fmt.Sscanf(msg, "line %d:", &line); n == 1 && serr == nil {
+		_, msg, _ = strings.Cut(msg, ": ")
+	}
+	p.fail(line, "%s", msg)
+}
+
+// document is the shape all kinds share.
+type document struct {
+	APIVersion string    `yaml:"apiVersion"`
+	Kind       string    `yaml:"kind"`
+	Metadata   metadata  `yaml:"metadata"`
+	Spec       yaml.Node `yaml:"spec"`
+}
+
+type metadata struct {
+	Name        string            `yaml:"name"`
+	Namespace   string            `yaml:"namespace"`
+	Labels      map[string]string `yaml:"labels"`
+	Annotations map[string]string `yaml:"annotations"`
+}
+
+func (p *parser) document(n *yaml.Node) {
+	var doc document
+	if !p.into(n, &doc) {
+		return
+	}
+	if doc.APIVersion != APIVersion {
+		p.fail(n.Line, "apiVersion %q: want %s", doc.APIVersion, APIVersion)
+		return
+	}
+	id := doc.Kind + "/" + doc.Metadata.Name
+	if at, ok := p.seen[id]; ok {
+		p.fail(n.Line, "%s is already defined at line %d", id, at)
+		return
+	}
+	p.seen[id] = n.Line
+	if doc.Metadata.Name == "" && doc.Kind != KindMesh {
+		p.fail(n.Line, "metadata.name: missing")
+		return
+	}
+	if !validName(doc.Metadata.Name) {
+		p.fail(n.Line, "metadata.name %q: want lower-case letters, digits, '-' and '.', at most 63", doc.Metadata.Name)
+		return
+	}
+	switch doc.Kind {
+	case KindMesh:
+		p.into(&doc.Spec, &p.set.Mesh)
+	case KindWorkerPool:
+		w := WorkerPool{Name: doc.Metadata.Name, Line: n.Line}
+		if p.into(&doc.Spec, &w) {
+			p.set.Pools = append(p.set.Pools, w)
+			p.pool(w)
+		}
+	case KindModelRoute:
+		r := ModelRoute{Name: doc.Metadata.Name, Line: n.Line}
+		if p.into(&doc.Spec, &r) {
+			p.set.Routes = append(p.set.Routes, r)
+		}
+	case "SessionPolicy", "CachePolicy", "TenantPolicy":
+		p.fail(n.Line, "kind %s is not supported by this version of kvmesh", doc.Kind)
+	default:
+		kinds := []string{KindMesh, KindWorkerPool, KindModelRoute}
+		p.fail(n.Line, "unknown kind %q%s; known kinds: %s", doc.Kind, suggest(doc.Kind, kinds), strings.Join(kinds, ", "))
+	}
+}
+
+func validName(s string) bool {
+	if len(s) > 63 {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.'
+	})
+}
+
+// into decodes a node after checking every field name against the target's type.
+func (p *parser) into(n *yaml.Node, target any) bool {
+	if n.Kind == 0 {
+		p.fail(1, "spec: missing")
+		return false
+	}
+	before := len(p.errs)
+	p.unknown(n, reflect.TypeOf(target).Elem(), "")
+	if len(p.errs) > before {
+		return false
+	}
+	err := n.Decode(target)
+	if err == nil {
+		return true
+	}
+	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
+		for _, msg := range te.Errors {
+			p.syntax(errors.New(msg))
+		}
+	} else {
+		p.syntax(err)
+	}
+	return false
+}
+
+// unknown reports the fields of n that t does not have, at any depth.
+func (p *parser) unknown(n *yaml.Node, t reflect.Type, path string) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch {
+	case t == reflect.TypeFor[yaml.Node]():
+	case t.Kind() == reflect.Slice && n.Kind == yaml.SequenceNode:
+		for i, c := range n.Content {
+			p.unknown(c, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+		}
+	case t.Kind() == reflect.Struct && n.Kind == yaml.MappingNode:
+		fields := fieldsOf(t)
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, val := n.Content[i], n.Content[i+1]
+			ft, ok := fields[key.Value]
+			if !ok {
+				names := make([]string, 0, len(fields))
+				for name := range fields {
+					names = append(names, name)
+				}
+				p.fail(key.Line, "unknown field %q%s", strings.TrimPrefix(path+"."+key.Value, "."), suggest(key.Value, names))
+				continue
+			}
+			p.unknown(val, ft, path+"."+key.Value)
+		}
+	}
+}
+
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	out := make(map[string]reflect.Type, t.NumField())
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name != "" && name != "-" {
+			out[name] = f.Type
+		}
+	}
+	return out
+}
+
+// suggest returns ` (did you mean "x"?)` for the nearest name, or nothing when
+// none is near.
+func suggest(got string, names []string) string {
+	slices.Sort(names)
+	best, dist := "", 1+len(got)/2
+	for _, name := range names {
+		if d := distance(strings.ToLower(got), strings.ToLower(name)); d < dist {
+			best, dist = name, d
+		}
+	}
+	if best == "" {
+		if len(names) == 0 {
+			return ""
+		}
+		return " (known: " + strings.Join(names, ", ") + ")"
+	}
+	return fmt.Sprintf(" (did you mean %q?)", best)
+}
+
+// distance is the Levenshtein distance of two short names.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		prev := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cur := row[j+1]
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			row[j+1] = min(row[j]+1, cur+1, prev+cost)
+			prev = cur
+		}
+	}
+	return row[len(b)]
+}

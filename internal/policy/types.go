@@ -1,0 +1,202 @@
+package policy
+
+import (
+	"fmt"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// APIVersion is the only one understood.
+const APIVersion = "kvmesh.io/v1alpha1"
+
+// Kinds of documents.
+const (
+	KindMesh       = "Mesh"
+	KindWorkerPool = "WorkerPool"
+	KindModelRoute = "ModelRoute"
+)
+
+// Engines of a WorkerPool.
+const (
+	EngineLlamaCpp = "llamacpp" // llama.cpp in the worker's process
+	EngineSim      = "sim"      // deterministic simulator
+	EngineOpenAI   = "openai"   // existing OpenAI-compatible servers
+)
+
+// Duration is a time.Duration written like "1s" or "250ms" in YAML. The zero
+// value means "not given"; a timeout that may be switched off takes "off".
+type Duration time.Duration
+
+// Off is a Duration that switches a timeout off.
+const Off Duration = -1
+
+// D returns the duration, 0 when it is Off.
+func (d Duration) D() time.Duration { return time.Duration(max(d, 0)) }
+
+// UnmarshalYAML reads "1s", "250ms" or "off".
+func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode && n.Value == "off" {
+		*d = Off
+		return nil
+	}
+	v, err := time.ParseDuration(n.Value)
+	if n.Kind != yaml.ScalarNode || err != nil || v <= 0 {
+		return fmt.Errorf("line %d: %q is no duration: want for example 500ms, 30s, 5m, or off", n.Line, n.Value)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalYAML writes what UnmarshalYAML reads.
+func (d Duration) MarshalYAML() (any, error) {
+	if d == Off {
+		return "off", nil
+	}
+	return time.Duration(d).String(), nil
+}
+
+// Mesh says how one deployment runs: where it listens, its limits. It is the one
+// document that is no policy (see RATIONALE.md); at most one per set.
+type Mesh struct {
+	Listen      Listen  `yaml:"listen"`
+	Zone        string  `yaml:"zone"`        // zone of the gateway; its workers come first
+	DefaultPool string  `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
+	MaxBody     Bytes   `yaml:"maxBody"`     // largest request body, default 32Mi
+	HeldBodies  Bytes   `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
+	ExtProc     ExtProc `yaml:"extProc"`
+	Envoy       Envoy   `yaml:"envoy"`
+}
+
+// Listen holds addresses as host:port; port 0 takes a free one. All default to
+// loopback.
+type Listen struct {
+	OpenAI  string `yaml:"openai"`  // Envoy's edge listener
+	Admin   string `yaml:"admin"`   // Envoy's admin port
+	API     string `yaml:"api"`     // the control plane's HTTP API
+	Metrics string `yaml:"metrics"` // the gateway's /health and /metrics
+}
+
+// ExtProc holds the limits of the external processor.
+type ExtProc struct {
+	MessageTimeout Duration `yaml:"messageTimeout"` // Envoy goes on without us after this, default 1s
+}
+
+// Envoy holds settings of the Envoy that `kvmesh up` starts.
+type Envoy struct {
+	Concurrency int    `yaml:"concurrency"` // worker threads, default 2
+	LogLevel    string `yaml:"logLevel"`    // default warning
+}
+
+// WorkerPool says which workers serve together and how their health counts.
+type WorkerPool struct {
+	Name string `yaml:"-"`
+	Line int    `yaml:"-"` // line of the document in its file
+
+	Engine  string   `yaml:"engine"`
+	Model   string   `yaml:"model"`   // the workers' own name of the model
+	Local   []Local  `yaml:"local"`   // workers that `kvmesh up` starts on this machine
+	Static  []Static `yaml:"static"`  // existing servers (engine openai)
+	Worker  Worker   `yaml:"worker"`  // settings of local workers
+	Sim     Sim      `yaml:"sim"`     // settings of engine sim
+	Health  Health   `yaml:"health"`  // status and weight
+	Connect Duration `yaml:"connect"` // time to connect to a worker, default 1s
+	Drain   Duration `yaml:"drain"`   // time a stopping worker gives its streams, default 30s
+}
+
+// Local is one worker process of this machine.
+type Local struct {
+	ID   string `yaml:"id"`
+	Zone string `yaml:"zone"`
+	Port int    `yaml:"port"` // 0 takes a free one
+}
+
+// Static is one existing OpenAI-compatible server.
+type Static struct {
+	ID   string `yaml:"id"` // default made from the URL's host and port
+	URL  string `yaml:"url"`
+	Zone string `yaml:"zone"`
+}
+
+// Worker holds the settings of local workers.
+type Worker struct {
+	Weights       string `yaml:"weights"`       // path of the GGUF; default the fetched model
+	ContextLength int    `yaml:"contextLength"` // most tokens of prompt and answer, default 8192
+	MaxNumSeqs    int    `yaml:"maxNumSeqs"`    // most sequences at once, default 4 (llamacpp), 64 (sim)
+	MaxQueue      int    `yaml:"maxQueue"`      // most waiting requests, default 256
+	Threads       int    `yaml:"threads"`       // CPU threads of llamacpp, default 1
+}
+
+// Sim holds the speeds of engine sim.
+type Sim struct {
+	TTFT Duration `yaml:"ttft"` // time to first token, default 20ms
+	ITL  Duration `yaml:"itl"`  // time between tokens, default 20ms
+}
+
+// Health takes the names and meanings of gRFC A58 where it has them.
+type Health struct {
+	BlackoutPeriod          Duration `yaml:"blackoutPeriod"`          // a new worker's own weight counts after this, default 2s
+	WeightExpirationPeriod  Duration `yaml:"weightExpirationPeriod"`  // a weight without reports is forgotten after this, default 10s
+	ErrorUtilizationPenalty *float64 `yaml:"errorUtilizationPenalty"` // default 1
+	SilenceTimeout          Duration `yaml:"silenceTimeout"`          // no report for this long is TIMEOUT, default 3s
+	Hysteresis              *float64 `yaml:"hysteresis"`              // smallest relative change of a weight, default 0.1
+	MinShare                *float64 `yaml:"minShare"`                // share of a pool that keeps taking traffic, default 0.3
+	Check                   string   `yaml:"check"`                   // path Envoy probes, default /ready (openai: /health); "off"
+	CheckInterval           Duration `yaml:"checkInterval"`           // default 5s
+}
+
+// ModelRoute maps the names clients use to tiers tried in order.
+type ModelRoute struct {
+	Name string `yaml:"-"`
+	Line int    `yaml:"-"`
+
+	Models   []string `yaml:"models"` // names clients use; "*" matches every other name
+	Tiers    []Tier   `yaml:"tiers"`
+	Timeouts Timeouts `yaml:"timeouts"`
+	Retries  *int     `yaml:"retries"` // further attempts before the first byte, default 2
+	Relay    *bool    `yaml:"relay"`   // false keeps the route on the direct path, default true
+}
+
+// Tier is one pool with the model it serves there.
+type Tier struct {
+	Pool      string `yaml:"pool"`
+	Model     string `yaml:"model"`     // default the pool's model; empty for "*" keeps the client's
+	MaxTokens int    `yaml:"maxTokens"` // clamp, 0 = none
+}
+
+// Timeouts of one route; see the table in README.md. Zero means the default,
+// Off none.
+type Timeouts struct {
+	FirstByte  Duration `yaml:"firstByte"`  // until the worker's first token, default 600s
+	StreamIdle Duration `yaml:"streamIdle"` // between two tokens, default 300s
+	Request    Duration `yaml:"request"`    // the whole answer, default off
+	KVLookup   Duration `yaml:"kvLookup"`   // restoring KV, see README.md
+}
+
+// Bytes is a size written like 4096, 64Ki, 32Mi or 1Gi.
+type Bytes int64
+
+// UnmarshalYAML reads a number with an optional Ki, Mi or Gi.
+func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
+	num, unit := n.Value, ""
+	if l := len(num); l > 2 {
+		switch u := num[l-2:]; u {
+		case "Ki", "Mi", "Gi":
+			num, unit = num[:l-2], u
+		}
+	}
+	var v int64
+	if _, err := fmt.Sscanf(num+"\n", "%d\n", &v); err != nil || v <= 0 || v > 1<<40 {
+		return fmt.Errorf("line %d: %q is no size: want for example 65536, 64Ki, 32Mi", n.Line, n.Value)
+	}
+	switch unit {
+	case "Ki":
+		v <<= 10
+	case "Mi":
+		v <<= 20
+	case "Gi":
+		v <<= 30
+	}
+	*b = Bytes(v)
+	return nil
+}
