@@ -1,0 +1,10 @@
+package supervise
+
+import "syscall"
+
+// childAttr puts a child into a process group of its own, so that a terminal's
+// Ctrl-C reaches only the parent, and lets the kernel kill it when the thread
+// that started it dies.
+func childAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}

@@ -1,0 +1,11 @@
+//go:build unix && !linux
+
+package supervise
+
+import "syscall"
+
+// childAttr puts a child into a process group of its own. Without Linux's
+// parent-death signal the Reaper alone ends children of a killed parent.
+func childAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true}
+}

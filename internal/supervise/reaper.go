@@ -1,0 +1,99 @@
+package supervise
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// Reaper is a small process that outlives its parent: it holds the read end of a
+// pipe, and when the parent dies it kills the children it was told of and
+// removes a folder. A nil *Reaper does nothing.
+type Reaper struct {
+	mu  sync.Mutex
+	in  io.WriteCloser // guarded by mu
+	cmd *exec.Cmd
+}
+
+// StartReaper starts the executable with args, which must call Reap on its
+// standard input. dir is removed with all its content when the parent is gone.
+func StartReaper(path string, args []string, dir string) (*Reaper, error) {
+	cmd := exec.Command(path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("pipe to the reaper: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the reaper: %w", err)
+	}
+	r := &Reaper{in: in, cmd: cmd}
+	r.send("dir " + dir)
+	return r, nil
+}
+
+// Add tells the reaper of a child.
+func (r *Reaper) Add(pid int) { r.send("+" + strconv.Itoa(pid)) }
+
+// Remove tells the reaper that a child has ended.
+func (r *Reaper) Remove(pid int) { r.send("-" + strconv.Itoa(pid)) }
+
+func (r *Reaper) send(line string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// A reaper that died is no reason to stop the children it guarded.
+	_, _ = io.WriteString(r.in, line+"\n")
+}
+
+// Close ends the reaper after it removed the folder.
+func (r *Reaper) Close() error {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.in.Close(); err != nil {
+		return fmt.Errorf("close the reaper's pipe: %w", err)
+	}
+	return r.cmd.Wait()
+}
+
+// Reap is the reaper's own main loop: it reads in until the parent's end closes
+// it, then kills what is left and removes the folder.
+func Reap(in io.Reader) error {
+	pids := map[int]bool{}
+	dir := ""
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		line := lines.Text()
+		if d, ok := strings.CutPrefix(line, "dir "); ok {
+			dir = d
+			continue
+		}
+		n, err := strconv.Atoi(strings.TrimLeft(line, "+-"))
+		if err != nil || n <= 1 {
+			return fmt.Errorf("reaper: line %q: want +PID or -PID", line)
+		}
+		if line[0] == '+' {
+			pids[n] = true
+		} else {
+			delete(pids, n)
+		}
+	}
+	for pid := range pids {
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
+	}
+	if dir == "" {
+		return lines.Err()
+	}
+	return os.RemoveAll(dir)
+}
