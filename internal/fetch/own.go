@@ -1,0 +1,108 @@
+package fetch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// variable names the environment variable of the command that replaces an asset.
+func variable(name string) string {
+	switch name {
+	case Envoy:
+		return "KVMESH_ENVOY"
+	case Llama:
+		return "KVMESH_LLAMA_LIB"
+	case Model:
+		return "KVMESH_MODEL"
+	default:
+		return "KVMESH_REDIS"
+	}
+}
+
+// own returns the user's own file for an asset, checked, and whether there is
+// one. For Redis that includes the system's.
+func own(cfg Config, name string) (path string, ok bool, err error) {
+	switch name {
+	case Envoy:
+		path, err = cfg.Envoy, executable(cfg.Envoy)
+	case Llama:
+		path, err = cfg.LlamaLib, libraries(cfg.LlamaLib, cfg.OS)
+	case Model:
+		path, err = cfg.Model, gguf(cfg.Model)
+	case Redis:
+		if cfg.Redis == "" && cfg.SystemRedis != "-" {
+			if found, lookErr := exec.LookPath(cfg.SystemRedis); lookErr == nil {
+				return found, true, nil
+			}
+		}
+		path, err = cfg.Redis, executable(cfg.Redis)
+	}
+	if path == "" {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, withHint(fmt.Errorf("%s=%s: %w", variable(name), path, err),
+			"correct it, or unset it to use the pinned "+name)
+	}
+	path, err = filepath.Abs(path)
+	return path, err == nil, err
+}
+
+// executable checks that a file can be run.
+func executable(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return plain(err)
+	}
+	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+		return errors.New("not an executable file")
+	}
+	return nil
+}
+
+// libraries checks that a folder has what yzma opens.
+func libraries(dir, goos string) error {
+	ext := ".so"
+	if goos == "darwin" {
+		ext = ".dylib"
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return plain(err)
+	}
+	if !info.IsDir() {
+		return errors.New("not a folder; want the folder that holds libllama" + ext)
+	}
+	for _, lib := range []string{"libllama", "libggml", "libggml-base"} {
+		if _, err := os.Stat(filepath.Join(dir, lib+ext)); err != nil {
+			return fmt.Errorf("no %s%s in it", lib, ext)
+		}
+	}
+	return nil
+}
+
+// gguf checks that a file begins as a model does.
+func gguf(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return plain(err)
+	}
+	defer f.Close()
+	var magic [4]byte
+	if _, err := io.ReadFull(f, magic[:]); err != nil || string(magic[:]) != "GGUF" {
+		return errors.New("not a GGUF file")
+	}
+	return nil
+}
+
+// plain takes the operation and the path off an error that is shown with it.
+func plain(err error) error {
+	if pe, ok := errors.AsType[*os.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
