@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"net/http"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
@@ -40,13 +41,36 @@ type Faulter interface {
 	Fault(req *openai.Request) (Fault, error)
 }
 
-// Fault is how the server should misbehave for one request; the zero value is
-// good behaviour. Token indices count from 0.
+// Fault is how the server should misbehave for one request; NoFault is good
+// behaviour. Token indices count from 0 in each choice.
 type Fault struct {
 	Status   int // answer with this status instead, 0 = no
 	CutAt    int // close the connection before sending token CutAt, -1 = no
 	ErrorAt  int // send an in-stream error event before token ErrorAt, -1 = no
 	Truncate int // end the response cleanly, without finish, before this token, -1 = no
+}
+
+// NoFault returns the Fault of a request that is served well.
+func NoFault() Fault { return Fault{CutAt: -1, ErrorAt: -1, Truncate: -1} }
+
+// Checker is the optional ability of an engine to say that it is broken for good.
+type Checker interface {
+	// Check returns nil while the engine can generate, else what broke it.
+	Check() error
+}
+
+// Decoder is the optional ability of an engine to turn ids back into text. The
+// server needs it only to echo a prompt that was given as token ids.
+type Decoder interface {
+	// Decode returns the text of ids; ids it does not know add nothing.
+	Decode(ids []int32) []byte
+}
+
+// Controller is the optional ability of an engine to be steered over HTTP while
+// it runs; the server mounts it at /sim. Only the simulator has it.
+type Controller interface {
+	// Handler serves the control endpoint.
+	Handler() http.Handler
 }
 
 // Model describes a loaded model.

@@ -112,6 +112,10 @@ func (p *fieldParser) logprobs() {
 	}
 }
 
+// longestStop bounds a stop string, in bytes: the worker may have to hold back
+// that much text of each choice.
+const longestStop = 4096
+
 // stop reads a string or a list of up to 16 strings.
 func (p *fieldParser) stop() {
 	raw := p.r.Raw("stop")
@@ -131,6 +135,9 @@ func (p *fieldParser) stop() {
 	for _, s := range p.r.Stop {
 		if s == "" {
 			p.fail("stop", "Invalid value for 'stop': an empty string never ends anything.")
+		}
+		if len(s) > longestStop {
+			p.fail("stop", "Invalid value for 'stop': a string of %d bytes, at most %d are allowed.", len(s), longestStop)
 		}
 	}
 }
@@ -251,8 +258,11 @@ type Message struct {
 const mostPrompts = 128
 
 // DecodePrompts decodes the prompt field of a completions request in its four
-// forms: string, strings, ids, lists of ids.
-func (r *Request) DecodePrompts() ([]Prompt, *Error) {
+// forms: string, strings, ids, lists of ids. The work is done at the first call;
+// the result is shared, so callers leave it as it is.
+func (r *Request) DecodePrompts() ([]Prompt, *Error) { return r.prompts() }
+
+func (r *Request) decodePrompts() ([]Prompt, *Error) {
 	raw := r.Raw("prompt")
 	if len(raw) > 0 && raw[0] == '"' {
 		return []Prompt{{Text: unquote(raw)}}, nil
@@ -312,6 +322,9 @@ func (r *Request) DecodeMessages() ([]Message, *Error) {
 	var items []json.RawMessage
 	if json.Unmarshal(r.Raw("messages"), &items) != nil {
 		return nil, Invalid("messages", "Invalid 'messages': expected an array of objects.")
+	}
+	if len(items) == 0 {
+		return nil, Invalid("messages", "Invalid 'messages': empty array. Expected at least one message.")
 	}
 	out := make([]Message, len(items))
 	for i, it := range items {

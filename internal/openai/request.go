@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"sort"
 	"strconv"
+	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -57,8 +58,9 @@ type Request struct {
 	User         string
 	Sim          []byte // body field "sim", for the simulator
 
-	body   []byte
-	fields []field
+	body    []byte
+	fields  []field
+	prompts func() ([]Prompt, *Error) // decodes once, see DecodePrompts
 }
 
 // field is one top-level member of the body.
@@ -87,6 +89,7 @@ func (r *Request) Raw(name string) []byte {
 // JSON kind only (see DecodeMessages, DecodePrompts).
 func Parse(ep Endpoint, body []byte) (*Request, *Error) {
 	r := &Request{Endpoint: ep, N: 1, Temperature: 1, TopP: 1, TopLogprobs: -1, body: body}
+	r.prompts = sync.OnceValues(r.decodePrompts)
 	if err := r.scan(); err != nil {
 		return nil, err
 	}
@@ -113,9 +116,6 @@ func (r *Request) scan() *Error {
 			return malformed(err)
 		}
 		f := field{name: name.String()}
-		if d.PeekKind(); err != nil {
-			return malformed(err)
-		}
 		v, err := d.ReadValue()
 		if err != nil {
 			return malformed(err)
