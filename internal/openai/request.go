@@ -179,9 +179,13 @@ func (r *Request) decode() *Error {
 	return p.err
 }
 
+// ReservedField is the top-level field by which the relay speaks to workers. A
+// client's own is removed by Rewritten.
+const ReservedField = "kvmesh"
+
 // Rewritten returns the body with another model and, when maxTokens > 0, another
-// limit of tokens, leaving every other byte as it is. The original body is
-// returned when nothing changes.
+// limit of tokens, and without ReservedField, leaving every other byte as it is.
+// The original body is returned when nothing changes.
 func (r *Request) Rewritten(model string, maxTokens int) []byte {
 	type edit struct {
 		start, end int
@@ -189,8 +193,11 @@ func (r *Request) Rewritten(model string, maxTokens int) []byte {
 	}
 	var edits []edit
 	limited := false
-	for _, f := range r.fields {
+	for i, f := range r.fields {
 		switch f.name {
+		case ReservedField:
+			start, end := r.member(i)
+			edits = append(edits, edit{start, end, nil})
 		case "model":
 			if model != r.Model {
 				text, _ := json.Marshal(model) // a string always marshals
@@ -210,7 +217,7 @@ func (r *Request) Rewritten(model string, maxTokens int) []byte {
 	if len(edits) == 0 {
 		return r.body
 	}
-	sort.Slice(edits, func(i, j int) bool { return edits[i].start < edits[j].start })
+	sort.SliceStable(edits, func(i, j int) bool { return edits[i].start < edits[j].start })
 	out := make([]byte, 0, len(r.body)+64)
 	at := 0
 	for _, e := range edits {
@@ -218,4 +225,17 @@ func (r *Request) Rewritten(model string, maxTokens int) []byte {
 		at = e.end
 	}
 	return append(out, r.body[at:]...)
+}
+
+// member returns the byte range of the i-th field with its name and the comma
+// that sets it apart from the others.
+func (r *Request) member(i int) (start, end int) {
+	end = r.fields[i].end
+	if i > 0 {
+		return r.fields[i-1].end, end
+	}
+	if len(r.fields) > 1 {
+		end += bytes.IndexByte(r.body[end:], ',') + 1 // only white space stands before it
+	}
+	return bytes.IndexByte(r.body, '{') + 1, end
 }
