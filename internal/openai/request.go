@@ -2,12 +2,13 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"sort"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -217,7 +218,7 @@ func (r *Request) Rewritten(model string, maxTokens int) []byte {
 	if len(edits) == 0 {
 		return r.body
 	}
-	sort.SliceStable(edits, func(i, j int) bool { return edits[i].start < edits[j].start })
+	slices.SortFunc(edits, func(a, b edit) int { return cmp.Or(a.start-b.start, a.end-b.end) })
 	out := make([]byte, 0, len(r.body)+64)
 	at := 0
 	for _, e := range edits {
