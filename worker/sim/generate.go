@@ -1,0 +1,216 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/kvmesh/kvmesh/worker"
+)
+
+// Generate implements worker.Engine.
+func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
+	return func(yield func(worker.Token, error) bool) {
+		in, bad := parseInstructions(p.Sim)
+		if bad != nil {
+			yield(worker.Token{}, bad)
+			return
+		}
+		if err := e.enter(ctx); err != nil {
+			yield(worker.Token{}, err)
+			return
+		}
+		s := e.newSequence(ids, p, in)
+		defer s.leave()
+		for {
+			t, err := s.next(ctx)
+			if !yield(t, err) || err != nil || t.Finish != "" {
+				return
+			}
+		}
+	}
+}
+
+// sequence is one running generation, used by one goroutine.
+type sequence struct {
+	e         *Engine
+	in        Instructions
+	p         worker.Params
+	ids       []int32 // the last tokens; all that openCharacter looks at
+	state     uint64  // hash of all tokens so far
+	length    int     // tokens so far, prompt included
+	said      int     // tokens generated
+	answerLen int     // 0 = no end of its own
+	due       time.Time
+	itl       time.Duration
+	text      []byte // of the current token
+}
+
+func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *sequence {
+	e.mu.Lock()
+	over := e.over
+	e.mu.Unlock()
+	ttft := duration(over.ttftMs, e.cfg.TTFT) + time.Duration(len(ids))*e.cfg.PrefillPerToken
+	s := &sequence{
+		e: e, in: in, p: p, length: len(ids), answerLen: e.cfg.AnswerLen,
+		due: time.Now().Add(duration(in.TTFTms, ttft)),
+		itl: duration(in.ITLms, duration(over.itlMs, e.cfg.ITL)),
+		// The choice is part of the start, so that choices of one request differ.
+		state: mix(e.key ^ uint64(p.Choice)<<32),
+	}
+	if p.Temperature > 0 {
+		s.state = mix(s.state ^ p.Seed)
+	}
+	for _, id := range ids {
+		s.state = mix(s.state ^ uint64(id))
+	}
+	s.ids = append(s.ids, ids[max(0, len(ids)-4):]...)
+	if in.Max != nil {
+		s.answerLen = *in.Max
+	}
+	e.held.Add(int64(len(ids)))
+	return s
+}
+
+func (s *sequence) leave() {
+	s.e.held.Add(-int64(s.length))
+	<-s.e.slots
+}
+
+// next waits until the token is due and makes it.
+func (s *sequence) next(ctx context.Context) (worker.Token, error) {
+	if err := s.wait(ctx); err != nil {
+		return worker.Token{}, err
+	}
+	if s.said == 0 {
+		s.e.prompts.Add(uint64(s.length))
+	}
+	t := worker.Token{ID: s.choose()}
+	if s.answerLen > 0 && s.said+1 > s.answerLen && !s.p.IgnoreEOS {
+		t.ID, t.Finish = idEnd, "stop"
+	}
+	s.text = s.e.tok.decode(s.text[:0], t.ID)
+	t.Bytes = s.text
+	if s.p.TopLogprobs >= 0 {
+		t.Logprob, t.Top = s.logprobs(t)
+	}
+	s.said++
+	s.length++
+	s.e.held.Add(1)
+	s.e.generated.Add(1)
+	s.state = mix(s.state ^ uint64(t.ID))
+	if len(s.ids) >= 4 {
+		copy(s.ids, s.ids[1:])
+		s.ids = s.ids[:3]
+	}
+	s.ids = append(s.ids, t.ID)
+	if t.Finish == "" && (s.said >= s.p.MaxTokens || s.length >= s.e.cfg.ContextLen) {
+		t.Finish = "length"
+	}
+	return t, nil
+}
+
+// wait sleeps until the next token is due, through a stall if one was asked for.
+func (s *sequence) wait(ctx context.Context) error {
+	if s.said > 0 {
+		s.due = s.due.Add(s.itl)
+	}
+	if s.in.StallAt != nil && *s.in.StallAt == s.said {
+		if s.in.StallMs == nil {
+			return s.sleep(ctx, nil)
+		}
+		s.due = s.due.Add(duration(s.in.StallMs, 0))
+	}
+	if d := time.Until(s.due); d > 0 {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		return s.sleep(ctx, timer.C)
+	}
+	s.due = time.Now() // a consumer that was late is not caught up with
+	select {
+	case <-s.e.closed:
+		return errClosed
+	default:
+		return ctx.Err()
+	}
+}
+
+// sleep blocks until c delivers; a nil c never does.
+func (s *sequence) sleep(ctx context.Context, c <-chan time.Time) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.e.closed:
+		return errClosed
+	}
+}
+
+// choose picks the next token from the hash of those before it: the rest of a
+// character that has begun, else mostly a word, now and then a sign.
+func (s *sequence) choose() int32 {
+	if id, open := openCharacter(s.ids); open {
+		return id
+	}
+	h := mix(s.state)
+	switch h % 32 {
+	case 0:
+		return '.'
+	case 1:
+		return ','
+	case 2:
+		return '"'
+	case 3:
+		return '\n'
+	case 4, 5:
+		if s.answerLen == 0 || s.answerLen-s.said >= utf8.UTFMax { // room to spell it out
+			signs := specials()
+			return int32(signs[h>>8%uint64(len(signs))][0])
+		}
+	}
+	return s.word(h >> 8)
+}
+
+func (s *sequence) word(h uint64) int32 { return idWords + int32(h%uint64(len(s.e.tok.words))) }
+
+// logprobs invents probabilities: the chosen token first, then other words.
+func (s *sequence) logprobs(t worker.Token) (float64, []worker.Logprob) {
+	h := mix(s.state ^ 1)
+	own := -float64(h%1000) / 2000
+	top := make([]worker.Logprob, 0, s.p.TopLogprobs)
+	for i := range s.p.TopLogprobs {
+		l := worker.Logprob{ID: t.ID, Bytes: slices.Clone(t.Bytes), Logprob: own}
+		if i > 0 {
+			l.ID = s.word(h + uint64(i))
+			l.Bytes = s.e.tok.decode(nil, l.ID)
+			l.Logprob = own - float64(i)
+		}
+		top = append(top, l)
+	}
+	slices.SortStableFunc(top, func(a, b worker.Logprob) int { return cmp.Compare(b.Logprob, a.Logprob) })
+	return own, top
+}
+
+// mix is the finalizer of splitmix64: a bijection that spreads every bit.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func roleID(role string) int32 {
+	id := idRole0
+	for r := range strings.FieldsSeq(roles) {
+		if r == role {
+			return id
+		}
+		id++
+	}
+	return idRole0
+}

@@ -1,0 +1,169 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/worker"
+)
+
+// Instructions are what a request may ask of the simulator, in its body field
+// "sim". Absent fields leave the engine's own setting. Token numbers count from 0
+// in each choice. Unknown fields are refused.
+type Instructions struct {
+	TTFTms     *float64 `json:"ttft_ms"`     // time to the first token, in place of TTFT and PrefillPerToken
+	ITLms      *float64 `json:"itl_ms"`      // time between two tokens
+	Max        *int     `json:"max"`         // the answer ends by itself after so many tokens, 0 = never
+	StallAt    *int     `json:"stall_at"`    // wait before this token
+	StallMs    *float64 `json:"stall_ms"`    // for so long, absent = until the client leaves
+	CutAt      *int     `json:"cut_at"`      // close the connection before this token
+	ErrorAt    *int     `json:"error_at"`    // send an error event before this token
+	TruncateAt *int     `json:"truncate_at"` // end the response without a finish_reason before this token
+	Status     *int     `json:"status"`      // answer with this status, 400 to 599
+}
+
+// parseInstructions reads the raw body field; nil gives no instructions.
+func parseInstructions(raw []byte) (Instructions, *openai.Error) {
+	var in Instructions
+	if len(raw) == 0 {
+		return in, nil
+	}
+	if err := decodeStrict(raw, &in); err != nil {
+		return in, openai.Invalid("sim", "Invalid 'sim': %v.", err)
+	}
+	for _, n := range []*int{in.Max, in.StallAt, in.CutAt, in.ErrorAt, in.TruncateAt} {
+		if n != nil && *n < 0 {
+			return in, openai.Invalid("sim", "Invalid 'sim': %d is negative.", *n)
+		}
+	}
+	for _, ms := range []*float64{in.TTFTms, in.ITLms, in.StallMs} {
+		if ms != nil && (*ms < 0 || *ms > 1e9) {
+			return in, openai.Invalid("sim", "Invalid 'sim': %g ms is outside 0 to 1e9.", *ms)
+		}
+	}
+	if s := in.Status; s != nil && (*s < 400 || *s > 599) {
+		return in, openai.Invalid("sim", "Invalid 'sim': status %d is outside 400 to 599.", *s)
+	}
+	return in, nil
+}
+
+// decodeStrict decodes one JSON object and refuses unknown fields.
+func decodeStrict(raw []byte, into any) error {
+	if raw = bytes.TrimSpace(raw); len(raw) == 0 || raw[0] != '{' {
+		return errors.New("expected an object")
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("data after the object")
+	}
+	return nil
+}
+
+// Fault implements worker.Faulter.
+func (e *Engine) Fault(req *openai.Request) (worker.Fault, error) {
+	f := worker.NoFault()
+	in, err := parseInstructions(req.Sim)
+	if err != nil {
+		return f, err
+	}
+	for _, p := range []struct {
+		from *int
+		to   *int
+	}{{in.CutAt, &f.CutAt}, {in.ErrorAt, &f.ErrorAt}, {in.TruncateAt, &f.Truncate}, {in.Status, &f.Status}} {
+		if p.from != nil {
+			*p.to = *p.from
+		}
+	}
+	return f, nil
+}
+
+// settings is the body of the control endpoint. A number sets, null returns to
+// the real value, absence leaves as it is.
+type settings struct {
+	Running json.RawMessage `json:"running,omitempty"`  // reported load
+	Waiting json.RawMessage `json:"waiting,omitempty"`  // reported load
+	KVUsage json.RawMessage `json:"kv_usage,omitempty"` // reported load, 0..1
+	TTFTms  json.RawMessage `json:"ttft_ms,omitempty"`  // speed of requests that start from now on
+	ITLms   json.RawMessage `json:"itl_ms,omitempty"`   // likewise
+}
+
+// Handler implements worker.Controller: POST changes the settings (see the fields
+// of its JSON body: running, waiting, kv_usage, ttft_ms, itl_ms; null clears one),
+// GET and POST answer the load as it is reported now.
+func (e *Engine) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Method {
+		case http.MethodGet, http.MethodHead:
+		case http.MethodPost:
+			if err := e.change(http.MaxBytesReader(w, r.Body, 1<<16)); err != nil {
+				openai.Errorf(http.StatusBadRequest, "Invalid simulator settings: %v.", err).Write(w)
+				return
+			}
+		default:
+			w.Header().Set("Allow", "GET, HEAD, POST")
+			openai.MethodNotAllowed(r.Method, r.URL.Path, "POST").Write(w)
+			return
+		}
+		l := e.Load()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{ // the client may be gone
+			"running": l.Running, "waiting": l.Waiting, "max_running": l.MaxRunning, "kv_usage": l.KVUsage,
+		})
+	})
+}
+
+func (e *Engine) change(body io.Reader) error {
+	raw, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	var s settings
+	if err := decodeStrict(raw, &s); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	next := e.over
+	for _, f := range []struct {
+		raw  json.RawMessage
+		to   **float64
+		name string
+	}{
+		{s.Running, &next.running, "running"}, {s.Waiting, &next.waiting, "waiting"}, {s.KVUsage, &next.kvUsage, "kv_usage"},
+		{s.TTFTms, &next.ttftMs, "ttft_ms"}, {s.ITLms, &next.itlMs, "itl_ms"},
+	} {
+		if f.raw == nil {
+			continue
+		}
+		*f.to = nil
+		if err := json.Unmarshal(f.raw, f.to); err != nil || (*f.to != nil && (**f.to < 0 || **f.to > 1e9)) {
+			return errors.New(f.name + ": expected a number from 0 to 1e9, or null")
+		}
+	}
+	e.over = next
+	return nil
+}
+
+// overrides are the settings that were changed at run time, nil = not changed.
+type overrides struct {
+	running, waiting, kvUsage *float64
+	ttftMs, itlMs             *float64
+}
+
+// duration reads a number of milliseconds, def when there is none.
+func duration(ms *float64, def time.Duration) time.Duration {
+	if ms == nil {
+		return def
+	}
+	return time.Duration(*ms * float64(time.Millisecond))
+}
