@@ -1,0 +1,72 @@
+# Every target works from a fresh clone on a machine with Go, Python 3 with pip,
+# and npm. `make help` lists them.
+
+GO        ?= go
+FUZZTIME  ?= 10s
+COUNT     ?= 6
+BENCH     ?= .
+BENCHPKGS ?= ./...
+# Tests start real Envoys and models; the limit is for one that hangs.
+TIMEOUT   ?= 20m
+PKGS      ?= ./...
+
+# A folder that is no clone, or one that git refuses to read, builds as well.
+VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
+
+export GO FUZZTIME
+
+.PHONY: help demo tools build test race fuzz golden lint e2e bench check leak vuln purge preflight
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+preflight:
+	@sh scripts/preflight.sh
+
+demo: build ## fetch what is needed, run the main job on a real model and show it
+	@bin/kvmesh doctor
+	@bin/kvmesh fetch envoy llama model
+	@bin/kvmesh demo
+
+tools: build ## fetch Envoy, llama.cpp, the model and a Redis into the user's cache
+	@bin/kvmesh fetch envoy llama model redis
+
+build: preflight ## build bin/kvmesh, without a C compiler
+	CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS) -o bin/kvmesh ./cmd/kvmesh
+
+test: tools ## fetch what the tests need and run them all
+	CGO_ENABLED=0 $(GO) test -timeout $(TIMEOUT) $(PKGS)
+
+race: tools ## all tests with the race detector, in random order (needs a C compiler)
+	@command -v $${CC:-cc} >/dev/null || { echo "kvmesh: the race detector needs a C compiler" >&2; echo "hint: Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc; macOS: xcode-select --install" >&2; exit 1; }
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout $(TIMEOUT) $(PKGS)
+
+fuzz: preflight ## run every fuzz target for FUZZTIME (10s)
+	@sh scripts/fuzz.sh
+
+golden: tools ## write the golden files again and fail if one changed
+	@sh scripts/golden.sh
+
+lint: preflight ## format, go fix, vet, staticcheck
+	@sh scripts/lint.sh
+
+e2e: tools ## the scripts on a real Envoy only, never from the test cache
+	CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) ./test/e2e/...
+
+bench: tools ## benchmarks, COUNT times each; BENCH and BENCHPKGS choose, OLD=FILE compares
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count=$(COUNT) -timeout 60m $(BENCHPKGS) >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+	$(GO) tool -modfile=tools.mod benchstat $(OLD) bin/bench.txt
+
+check: lint race golden ## what a change must pass: lint, race, golden files, clean tree
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "kvmesh: the tree is not clean" >&2; exit 1; }
+
+leak: tools ## tests named Leak, with the runtime's profile of leaked goroutines
+	CGO_ENABLED=0 GOEXPERIMENT=goroutineleakprofile $(GO) test -count=1 -run Leak -timeout $(TIMEOUT) $(PKGS)
+
+vuln: preflight ## known vulnerabilities in what is linked
+	$(GO) tool -modfile=tools.mod govulncheck ./...
+
+purge: build ## remove everything that was fetched or left behind, saying what and how big
+	@bin/kvmesh purge
+	rm -rf bin
