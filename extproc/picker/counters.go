@@ -1,0 +1,95 @@
+package picker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// reservedFor is how long a choice counts before the request arrives at the
+// relay; on the direct path nobody takes it back.
+const reservedFor = time.Second
+
+// counters are what this gateway alone knows of one worker. They outlive
+// snapshots. Safe for concurrent use.
+type counters struct {
+	inflight atomic.Int64 // requests of this gateway being carried
+	base     atomic.Int64 // inflight when the load in the snapshot was reported
+
+	reserved   atomic.Int64 // choices made and not yet acquired
+	reservedAt atomic.Int64 // Unix ns of the last one
+	chosen     atomic.Uint64
+
+	openUntil atomic.Int64 // Unix ns; the breaker is open before it
+
+	mu       sync.Mutex
+	failures int // in a row
+	openings int // since the last success
+}
+
+// reserve counts a choice until it is acquired, reported or old.
+func (c *counters) reserve(now time.Time, seq uint64) {
+	c.chosen.Store(seq)
+	if c.pending(now) == 0 {
+		c.reserved.Store(0)
+	}
+	c.reserved.Add(1)
+	c.reservedAt.Store(now.UnixNano())
+}
+
+func (c *counters) pending(now time.Time) int64 {
+	if now.UnixNano()-c.reservedAt.Load() > int64(reservedFor) {
+		return 0
+	}
+	return max(c.reserved.Load(), 0)
+}
+
+func (c *counters) acquire() {
+	c.inflight.Add(1)
+	if n := c.reserved.Load(); n > 0 {
+		c.reserved.CompareAndSwap(n, n-1) // losing a race leaves one too many for a second
+	}
+}
+
+// report notes that a new load arrived, which contains what is in flight.
+func (c *counters) report() {
+	c.base.Store(c.inflight.Load())
+	c.reserved.Store(0)
+}
+
+// restart forgets what belonged to the worker's last incarnation.
+func (c *counters) restart() {
+	c.report()
+	c.succeed()
+}
+
+// load estimates the requests at the worker now: those reported, plus this
+// gateway's that came since, minus those that ended since; never fewer than its
+// own.
+func (c *counters) load(now time.Time, reported int64) int64 {
+	in := c.inflight.Load()
+	return max(in, reported+in-c.base.Load()) + c.pending(now)
+}
+
+func (c *counters) open(now time.Time) bool { return now.UnixNano() < c.openUntil.Load() }
+
+// fail opens the breaker after that many failures in a row. When it closes by
+// time alone one more failure opens it again, for twice as long.
+func (c *counters) fail(now time.Time, after int, first time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failures++
+	if c.failures < after && c.openings == 0 || c.open(now) {
+		return
+	}
+	pause := min(first<<min(c.openings, 10), 30*first)
+	c.openings++
+	c.openUntil.Store(now.Add(pause).UnixNano())
+}
+
+func (c *counters) succeed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failures, c.openings = 0, 0
+	c.openUntil.Store(0)
+}

@@ -1,0 +1,152 @@
+package picker
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// Request is what a choice depends on.
+type Request struct {
+	Model   string   // the client's name of the model; routed by policy
+	Pool    string   // when set, the pool; Model is not looked at
+	Session string   // key of affinity, "" for none
+	Exclude []string // ids of workers that must not be chosen
+}
+
+// Decision is the outcome of a Pick, with its reasons.
+type Decision struct {
+	// Known is false while no fleet was ever received: then nothing is decided.
+	Known bool `json:"known"`
+	// Route is the route that serves the model, nil when none does or when
+	// Request.Pool was set.
+	Route *policy.ModelRoute `json:"-"`
+	// Tier is the index of the chosen tier in Route.
+	Tier int `json:"tier"`
+	// Pool is the chosen pool; the first tier's when no tier has a worker.
+	Pool string `json:"pool"`
+	// Model is the model's name at the workers of the tier.
+	Model string `json:"model,omitempty"`
+	// MaxTokens is the tier's limit of tokens, 0 for none.
+	MaxTokens int `json:"max_tokens,omitempty"`
+	// Candidates are the workers to try, in order.
+	Candidates []Candidate `json:"candidates"`
+	// Affinity says that the session decided the first candidate.
+	Affinity bool `json:"affinity,omitempty"`
+	// Why says why there are no candidates, "" when there are.
+	Why string `json:"why,omitempty"`
+}
+
+// Candidate is one worker with the reasons for its place.
+type Candidate struct {
+	ID      string `json:"id"`
+	Address string `json:"address"`
+	Zone    string `json:"zone"`
+	// Order is the line of the order in the package comment, 0 first.
+	Order int `json:"order"`
+	// Score decides within a line, the smallest first: requests over capacity
+	// times weight.
+	Score float64 `json:"score"`
+	// Load is the estimated number of requests at the worker.
+	Load int64 `json:"load"`
+	// Utilization is the share of the worker in use, 1 is full.
+	Utilization float64 `json:"utilization"`
+}
+
+// Lines of the order of candidates.
+const (
+	orderNear = iota
+	orderHealthy
+	orderDegraded
+	orderBroken
+)
+
+// Pick routes a request to the first tier that has a worker and orders that
+// pool's workers. It has no side effects.
+func (p *Picker) Pick(now time.Time, r Request) Decision {
+	s := p.snap.Load()
+	if s == nil {
+		return Decision{Pool: r.Pool, Why: "no fleet received yet"}
+	}
+	if r.Pool != "" {
+		return p.fill(now, s, r, Decision{Known: true, Pool: r.Pool})
+	}
+	route := p.cfg.Policy.Route(r.Model)
+	if route == nil {
+		return Decision{Known: true, Why: "no route serves this model"}
+	}
+	var first Decision
+	for i, t := range route.Tiers {
+		d := Decision{Known: true, Route: route, Tier: i, Pool: t.Pool, Model: t.Model, MaxTokens: t.MaxTokens}
+		if d.Model == "" {
+			d.Model = r.Model
+		}
+		d = p.fill(now, s, r, d)
+		if len(d.Candidates) > 0 {
+			return d
+		}
+		if i == 0 {
+			first = d
+		}
+	}
+	return first
+}
+
+// fill adds the candidates of d.Pool.
+func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decision {
+	takers := s.takers[d.Pool]
+	ranking := ranking{most: min(p.cfg.MaxCandidates, len(takers))}
+	ranking.top = make([]ranked, 0, ranking.most+1)
+	var session uint64
+	if r.Session != "" {
+		session = xxhash.Sum64String(r.Session)
+	}
+	for _, w := range takers {
+		if len(r.Exclude) > 0 && slices.Contains(r.Exclude, w.ID) {
+			continue
+		}
+		c := p.weigh(now, w)
+		ranking.add(c)
+		if r.Session != "" {
+			ranking.affine(c, mix(session^w.hash))
+		}
+	}
+	d.Affinity = ranking.stick()
+	if len(ranking.top) == 0 {
+		d.Why = fmt.Sprintf("pool %s has no worker that takes requests (%d listed, %d excluded)", d.Pool, len(takers), len(r.Exclude))
+		return d
+	}
+	d.Candidates = make([]Candidate, len(ranking.top))
+	for i, c := range ranking.top {
+		d.Candidates[i] = Candidate{
+			ID: c.w.ID, Address: c.w.Address, Zone: c.w.Zone,
+			Order: c.order, Score: c.score, Load: c.load, Utilization: c.utilization,
+		}
+	}
+	return d
+}
+
+// weigh puts a worker's present state in numbers.
+func (p *Picker) weigh(now time.Time, w *worker) ranked {
+	c := ranked{w: w, chosen: w.c.chosen.Load()}
+	c.load = w.c.load(now, int64(w.load.running)+int64(w.load.waiting))
+	c.utilization = w.load.utilization
+	if w.load.maxRunning > 0 {
+		c.utilization = max(c.utilization, float64(c.load)/float64(w.load.maxRunning))
+	}
+	c.score = float64(c.load+1) / (w.capacity * w.weight)
+	switch {
+	case w.c.open(now):
+		c.order = orderBroken
+	case w.status == health.Degraded:
+		c.order = orderDegraded
+	case p.cfg.Zone == "" || w.Zone != p.cfg.Zone || c.utilization >= p.cfg.RoomBelow:
+		c.order = orderHealthy
+	}
+	return c
+}

@@ -1,0 +1,96 @@
+package picker
+
+import "slices"
+
+// ranked is a worker with what decides its place.
+type ranked struct {
+	w           *worker
+	order       int
+	score       float64
+	load        int64
+	utilization float64
+	chosen      uint64 // number of the last choice that it won, 0 for never
+}
+
+// before reports whether c goes before o. Of equals the one that was chosen
+// longer ago goes first, which spreads ties evenly.
+func (c ranked) before(o ranked) bool {
+	switch {
+	case c.order != o.order:
+		return c.order < o.order
+	case c.score != o.score:
+		return c.score < o.score
+	case c.chosen != o.chosen:
+		return c.chosen < o.chosen
+	}
+	return c.w.ID < o.w.ID
+}
+
+// full says that one more request would have to wait.
+func (c ranked) full() bool {
+	if c.w.load.maxRunning > 0 {
+		return c.load >= int64(c.w.load.maxRunning)
+	}
+	return c.utilization >= 1
+}
+
+// ranking keeps the best few of many workers in order, without sorting them all.
+type ranking struct {
+	most int
+	top  []ranked
+
+	home     ranked // the session's worker
+	homeHash uint64
+	hasHome  bool
+}
+
+// add offers one worker.
+func (r *ranking) add(c ranked) {
+	n := len(r.top)
+	if n == r.most && (n == 0 || !c.before(r.top[n-1])) {
+		return
+	}
+	at := n
+	for at > 0 && c.before(r.top[at-1]) {
+		at--
+	}
+	r.top = slices.Insert(r.top, at, c)
+	if len(r.top) > r.most {
+		r.top = r.top[:r.most]
+	}
+}
+
+// affine offers one worker as the session's home: the highest hash wins
+// (rendezvous hashing), so that a worker that comes or goes moves only the
+// sessions it wins or held.
+func (r *ranking) affine(c ranked, hash uint64) {
+	if !r.hasHome || hash > r.homeHash {
+		r.home, r.homeHash, r.hasHome = c, hash, true
+	}
+}
+
+// stick puts the home first unless it is full or broken, and reports whether it
+// did.
+func (r *ranking) stick() bool {
+	if !r.hasHome || r.home.order == orderBroken || r.home.full() {
+		return false
+	}
+	at := slices.IndexFunc(r.top, func(c ranked) bool { return c.w == r.home.w })
+	if at >= 0 {
+		r.top = slices.Delete(r.top, at, at+1)
+	} else if len(r.top) == r.most {
+		r.top = r.top[:r.most-1]
+	}
+	r.top = slices.Insert(r.top, 0, r.home)
+	return true
+}
+
+// mix is the finalizer of SplitMix64: every bit of x reaches every bit of the
+// result.
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
