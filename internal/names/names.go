@@ -34,6 +34,9 @@ const RouteRelay = "relay"
 const (
 	// Worker is the id of the worker that sent the first byte.
 	Worker = "x-kvmesh-worker"
+	// Upstream is the ip:port Envoy really used, on answers of the egress
+	// listener, so that the relay can check that it got the worker it named.
+	Upstream = "x-kvmesh-upstream"
 )
 
 // Headers clients may send.
@@ -69,7 +72,7 @@ func PoolCluster(pool string) string { return PoolPrefix + pool }
 // retries and time-outs on the mesh's routes). The slice is fresh at each call.
 func Stripped() []string {
 	return []string{
-		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Worker,
+		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Worker, Upstream,
 		"x-kvmesh-relay", "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
 		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
 		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",

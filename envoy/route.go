@@ -1,0 +1,204 @@
+package envoy
+
+import (
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// Headers of the egress answers by which the relay checks who served it.
+const (
+	workerOfEndpoint = "%UPSTREAM_METADATA(" + names.MetadataMesh + ":" + names.MetadataWorkerID + ")%"
+	realUpstream     = "%UPSTREAM_REMOTE_ADDRESS%"
+)
+
+// defaultIdle is the idle time-out of requests that no ModelRoute claimed.
+const defaultIdle = 300 * time.Second
+
+// Routes returns the routes of the edge and of the egress listener.
+func Routes(c Config) []*routev3.RouteConfiguration {
+	return []*routev3.RouteConfiguration{
+		{
+			Name: names.RouteConfigEdge,
+			VirtualHosts: []*routev3.VirtualHost{{
+				Name: names.RouteConfigEdge, Domains: []string{"*"}, Routes: edgeRoutes(c),
+			}},
+			// A cluster that is still on its way must not keep the routes away.
+			ValidateClusters: wrapperspb.Bool(false),
+		},
+		{
+			Name: names.RouteConfigEgrs,
+			VirtualHosts: []*routev3.VirtualHost{{
+				Name: names.RouteConfigEgrs, Domains: []string{"*"}, Routes: egressRoutes(c),
+			}},
+			ValidateClusters: wrapperspb.Bool(false),
+		},
+	}
+}
+
+// edgeRoutes lists the routes in order of match: the health check, the relay when
+// the gateway chose it, a pool the gateway chose, a pool by the model's name (set
+// by the filter at the edge, for the time without gateway), and the default pool.
+func edgeRoutes(c Config) []*routev3.Route {
+	routes := []*routev3.Route{healthz(), relayRoute(c)}
+	for _, r := range c.Policy.Routes {
+		for i, t := range r.Tiers {
+			if firstTier(r, t.Pool) == i {
+				routes = append(routes, poolRoute(c, "route/"+r.Name+"/"+t.Pool, t.Pool, &r,
+					is(names.ModelRoute, r.Name), is(names.Pool, t.Pool)))
+			}
+		}
+	}
+	for _, p := range c.Policy.Pools {
+		routes = append(routes, poolRoute(c, "pool/"+p.Name, p.Name, nil, is(names.Pool, p.Name)))
+	}
+	for _, r := range c.Policy.Routes {
+		for _, m := range r.Models {
+			if m != "*" && len(r.Tiers) > 0 {
+				routes = append(routes, poolRoute(c, "model/"+m, r.Tiers[0].Pool, &r, is(names.Model, m)))
+			}
+		}
+	}
+	def := c.Policy.Mesh.DefaultPool
+	return append(routes, poolRoute(c, "default", def, nil))
+}
+
+// firstTier returns the index of the route's first tier in that pool.
+func firstTier(r policy.ModelRoute, pool string) int {
+	for i, t := range r.Tiers {
+		if t.Pool == pool {
+			return i
+		}
+	}
+	return -1
+}
+
+func healthz() *routev3.Route {
+	return &routev3.Route{
+		Name:  "healthz",
+		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Path{Path: "/healthz"}},
+		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+			Status: 200, Body: inline("ok\n"),
+		}},
+		TypedPerFilterConfig: map[string]*anypb.Any{
+			filterExtProc: packed(&extprocv3.ExtProcPerRoute{Override: &extprocv3.ExtProcPerRoute_Disabled{Disabled: true}}),
+		},
+	}
+}
+
+// relayRoute leaves every time-out to the relay, which knows what a silent stream
+// waits for.
+func relayRoute(c Config) *routev3.Route {
+	return &routev3.Route{
+		Name:                   "relay",
+		Match:                  match(is(names.Route, names.RouteRelay)),
+		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: names.ClusterRelay},
+			Timeout:          seconds(0),
+			IdleTimeout:      seconds(0),
+		}},
+	}
+}
+
+// poolRoute sends requests straight to a pool. r is the ModelRoute whose
+// time-outs and retries hold, nil for the defaults.
+func poolRoute(c Config, name, pool string, r *policy.ModelRoute, when ...*routev3.HeaderMatcher) *routev3.Route {
+	idle, whole, retries := defaultIdle, time.Duration(0), 2
+	if r != nil {
+		// D is 0 when the time-out is off, and Envoy takes 0 for off too.
+		idle, whole = r.Timeouts.StreamIdle.D(), r.Timeouts.Request.D()
+		if r.Retries != nil {
+			retries = *r.Retries
+		}
+	}
+	action := &routev3.RouteAction{
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: names.PoolCluster(pool)},
+		Timeout:          seconds(whole),
+		IdleTimeout:      seconds(idle),
+		RetryPolicy:      retryPolicy(retries),
+	}
+	if p := c.Policy.Pool(pool); p != nil && p.Engine == policy.EngineOpenAI {
+		// Foreign servers may be virtual hosts; ours have no name.
+		action.HostRewriteSpecifier = &routev3.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)}
+	}
+	return &routev3.Route{
+		Name:                    name,
+		Match:                   match(when...),
+		RequestBodyBufferLimit:  wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
+		ResponseHeadersToAdd:    []*corev3.HeaderValueOption{header(names.Worker, workerOfEndpoint)},
+		ResponseHeadersToRemove: []string{"endpoint-load-metrics"},
+		Action:                  &routev3.Route_Route{Route: action},
+	}
+}
+
+// retryPolicy repeats a request only where no worker can have begun it: the
+// connection failed, the stream was refused, or the worker said 503.
+func retryPolicy(n int) *routev3.RetryPolicy {
+	if n == 0 {
+		return nil
+	}
+	return &routev3.RetryPolicy{
+		RetryOn:              "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
+		RetriableStatusCodes: []uint32{503},
+		NumRetries:           u32(uint32(n)),
+		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
+			Name: "envoy.retry_host_predicates.previous_hosts",
+			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
+				TypedConfig: packed(&previoushostsv3.PreviousHostsPredicate{}),
+			},
+		}},
+		HostSelectionRetryMaxAttempts: 3,
+		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+			BaseInterval: seconds(2 * time.Millisecond), MaxInterval: seconds(20 * time.Millisecond),
+		},
+	}
+}
+
+// egressRoutes sends a request to the pool the relay named, and nowhere else.
+func egressRoutes(c Config) []*routev3.Route {
+	var routes []*routev3.Route
+	for _, p := range c.Policy.Pools {
+		action := &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: names.PoolCluster(p.Name)},
+			Timeout:          seconds(0),
+			IdleTimeout:      seconds(0),
+		}
+		if p.Engine == policy.EngineOpenAI {
+			action.HostRewriteSpecifier = &routev3.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)}
+		}
+		routes = append(routes, &routev3.Route{
+			Name:  "pool/" + p.Name,
+			Match: match(is(names.Pool, p.Name)),
+			ResponseHeadersToAdd: []*corev3.HeaderValueOption{
+				header(names.Worker, workerOfEndpoint), header(names.Upstream, realUpstream),
+			},
+			Action: &routev3.Route_Route{Route: action},
+		})
+	}
+	return append(routes, &routev3.Route{
+		Name:   "none",
+		Match:  match(),
+		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 404, Body: inline("no such pool\n")}},
+	})
+}
+
+// match takes every path on which all header conditions hold.
+func match(when ...*routev3.HeaderMatcher) *routev3.RouteMatch {
+	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}, Headers: when}
+}
+
+func is(name, value string) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{
+		Name:                 name,
+		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: exact(value)},
+	}
+}
