@@ -1,0 +1,159 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+func workersOf(t *testing.T, m *testmesh.Mesh) ([]fleet.WorkerView, error) {
+	list, err := fleet.NewClient(m.API).Workers(t.Context())
+	return list.Workers, err
+}
+
+// answer posts a request and returns the whole body.
+func answer(t *testing.T, m *testmesh.Mesh, body string) (string, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.OpenAI+"/completions", strings.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+	return string(text), err
+}
+
+// A stream whose first token takes 180 s and an answer that takes 180 s both
+// arrive, each with one attempt: nothing on the path times out or repeats.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	m := startSim(t)
+	var wg sync.WaitGroup
+	var stream, whole string
+	var errStream, errWhole error
+	start := time.Now()
+	wg.Go(func() {
+		stream, errStream = answer(t, m, `{"model":"sim-1","prompt":"a","max_tokens":2,"stream":true,"sim":{"ttft_ms":180000}}`)
+	})
+	wg.Go(func() {
+		whole, errWhole = answer(t, m, `{"model":"sim-1","prompt":"b","max_tokens":2,"sim":{"ttft_ms":90000,"itl_ms":90000}}`)
+	})
+	wg.Wait()
+	if took := time.Since(start); took < 179*time.Second {
+		t.Errorf("answers after %v: nothing was slow", took)
+	}
+	if errStream != nil || !strings.Contains(stream, "data: [DONE]") || !strings.Contains(stream, ": keep-alive") {
+		t.Errorf("stream: %v\n%s", errStream, stream)
+	}
+	if errWhole != nil || !strings.Contains(whole, `"finish_reason":"length"`) {
+		t.Errorf("whole answer: %v\n%s", errWhole, whole)
+	}
+	generated := 0
+	for _, w := range m.Workers(t) {
+		generated += metric(t, "http://"+w.Address+"/metrics", "vllm:generation_tokens_total")
+	}
+	if generated != 4 {
+		t.Errorf("workers generated %d tokens for two answers of 2: an attempt was repeated", generated)
+	}
+}
+
+// metric sums a counter over its labels.
+func metric(t *testing.T, url, name string) int {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name); ok && rest != "" && (rest[0] == '{' || rest[0] == ' ') {
+			v, err := strconv.ParseFloat(strings.TrimSpace(rest[strings.LastIndex(rest, " "):]), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += v
+		}
+	}
+	return int(sum)
+}
+
+// 32 concurrent streams for 60 s: no errors, and no process grows.
+func TestManyStreams(t *testing.T) {
+	m := startSim(t)
+	stop := time.Now().Add(60 * time.Second)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	done, failed := 0, []string{}
+	for range 32 {
+		wg.Go(func() {
+			for time.Now().Before(stop) {
+				text, err := answer(t, m, `{"model":"sim-1","prompt":"hello there","max_tokens":50,"stream":true,"sim":{"itl_ms":10}}`)
+				if err == nil && (strings.Count(text, "data: ") < 50 || !strings.HasSuffix(text, "data: [DONE]\n\n")) {
+					err = fmt.Errorf("incomplete stream: %.300s", text)
+				}
+				mu.Lock()
+				done++
+				if err != nil {
+					failed = append(failed, err.Error())
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	time.Sleep(15 * time.Second)
+	early := rss(t, m)
+	wg.Wait()
+	late := rss(t, m)
+	if len(failed) > 0 {
+		t.Errorf("%d of %d streams failed, the first: %s", len(failed), done, failed[0])
+	}
+	t.Logf("%d streams; resident memory in KiB after 15 s: %v, after 60 s: %v", done, early, late)
+	if done < 500 {
+		t.Errorf("only %d streams in 60 s: the load was not what it claims", done)
+	}
+	for part, kb := range late {
+		// A garbage-collected heap breathes; what must not happen is growth
+		// with the number of streams, which trebled in this time.
+		if limit := early[part]*5/4 + 16<<10; kb > limit {
+			t.Errorf("%s grew from %d to %d KiB", part, early[part], kb)
+		}
+	}
+}
+
+// rss returns each part's resident memory in KiB.
+func rss(t *testing.T, m *testmesh.Mesh) map[string]int {
+	t.Helper()
+	out := map[string]int{}
+	for part, pid := range m.Parts() {
+		text, err := exec.Command("ps", "-o", "rss=", "-p", strconv.Itoa(pid)).Output()
+		if err != nil {
+			t.Fatalf("memory of %s: %v", part, err)
+		}
+		if out[part], err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
