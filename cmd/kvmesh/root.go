@@ -47,7 +47,9 @@ func newRoot(e *env) *cobra.Command {
 	root.PersistentFlags().StringVar(&e.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&e.logFormat, "log-format", "text", "form of log lines on stderr: text or json")
 	root.AddCommand(
+		doctorCommand(e),
 		fetchCommand(e),
+		purgeCommand(e),
 		versionCommand(e),
 	)
 	markStart(e, root)

@@ -2,21 +2,27 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/fetch"
 )
 
 // versions is what `kvmesh version -o json` prints.
 type versions struct {
-	Kvmesh   string            `json:"kvmesh"`
-	Revision string            `json:"revision,omitempty"`
-	Modified bool              `json:"modified,omitempty"`
-	Go       string            `json:"go"`
-	Platform string            `json:"platform"`
-	Modules  map[string]string `json:"modules"`
+	Kvmesh   string `json:"kvmesh"`
+	Revision string `json:"revision,omitempty"`
+	Modified bool   `json:"modified,omitempty"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+	// Assets are the pinned versions of what is fetched for this platform.
+	Assets  map[string]string `json:"assets"`
+	Modules map[string]string `json:"modules"`
 }
 
 func versionCommand(e *env) *cobra.Command {
@@ -44,7 +50,12 @@ func versionCommand(e *env) *cobra.Command {
 func readVersions() versions {
 	v := versions{
 		Kvmesh: "(devel)", Go: runtime.Version(),
-		Platform: runtime.GOOS + "/" + runtime.GOARCH, Modules: map[string]string{},
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, Assets: map[string]string{}, Modules: map[string]string{},
+	}
+	for _, name := range fetch.Names() {
+		if version := fetch.Version(name, "", ""); version != "" {
+			v.Assets[name] = version
+		}
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -76,5 +87,10 @@ func (v versions) print(e *env) error {
 	w := tabwriter.NewWriter(e.stdout, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(w, "kvmesh\t%s %s\n", v.Kvmesh, v.Revision)
 	fmt.Fprintf(w, "go\t%s %s\n", v.Go, v.Platform)
+	for _, of := range []map[string]string{v.Assets, v.Modules} {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			fmt.Fprintf(w, "%s\t%s\n", name, of[name])
+		}
+	}
 	return w.Flush()
 }
