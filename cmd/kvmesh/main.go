@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	_ "github.com/kvmesh/kvmesh/cmd/kvmesh/libffi" // complains before another initializer panics
 )
 
 // Exit codes of the command.
