@@ -1,0 +1,231 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"unicode/utf8"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// choice is one answer of a request while it is generated, by one goroutine.
+type choice struct {
+	index  int
+	prompt int // which prompt of the request
+	ids    []int32
+	echo   []byte // text of the prompt, when the answer repeats it
+	params Params
+	emit   emitter
+
+	begun     bool      // the sink has been told
+	generated int       // tokens so far
+	cached    int       // prompt tokens that were not prefilled again
+	pending   []logprob // of tokens whose text is still held back
+	offset    int       // characters of text, echo included, before the next pending token
+	reported  []logprob // reused between calls of sink.text
+}
+
+// logprob is a generated token with its probability and its place in the text.
+type logprob struct {
+	token  []byte
+	own    float64
+	top    []Logprob
+	start  int // raw bytes before it
+	offset int // characters before it
+}
+
+// sink takes what choices say. Calls of different choices may overlap in time.
+type sink interface {
+	// text adds to a choice. The first call comes with its first token and may be
+	// empty. text and probs are valid during the call only.
+	text(c *choice, text []byte, probs []logprob) error
+	// finish ends a choice.
+	finish(c *choice, reason string) error
+}
+
+// The ends of a choice that a Fault asks for.
+var (
+	errCut       = errors.New("cut on request")
+	errTruncated = errors.New("truncated on request")
+	errInjected  = errors.New("error on request")
+)
+
+// run generates all choices, as many at once as the engine runs.
+func (g *generation) run(ctx context.Context, out sink) error {
+	if len(g.choices) == 1 {
+		return g.runChoice(ctx, g.choices[0], out)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(max(1, g.engine.Load().MaxRunning))
+	for _, c := range g.choices {
+		group.Go(func() error { return g.runChoice(ctx, c, out) })
+	}
+	return group.Wait()
+}
+
+// runChoice generates one choice. A panic of the engine becomes an error, since
+// it must not take the process with it.
+func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic while generating: %v\n%s", p, debug.Stack())
+		}
+	}()
+	for tok, err := range g.engine.Generate(ctx, c.ids, c.params) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if err := g.fault.before(c.generated); err != nil {
+			return err
+		}
+		if done, err := c.step(tok, out); done || err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return errNoFinish
+}
+
+// before returns the fault that is due before token n.
+func (f Fault) before(n int) error {
+	switch n {
+	case f.CutAt:
+		return errCut
+	case f.ErrorAt:
+		return errInjected
+	case f.Truncate:
+		return errTruncated
+	}
+	return nil
+}
+
+// step takes one token and reports whether it was the last.
+func (c *choice) step(tok Token, out sink) (done bool, err error) {
+	if c.generated == 0 {
+		c.cached = tok.Cached
+		c.offset = utf8.RuneCount(c.echo)
+	}
+	c.generated++
+	if c.params.TopLogprobs >= 0 && len(tok.Bytes) > 0 {
+		c.note(tok)
+	}
+	text, stopped := c.emit.push(tok.Bytes)
+	if err := c.send(out, text, false); err != nil {
+		return false, err
+	}
+	if stopped {
+		return true, out.finish(c, "stop")
+	}
+	if tok.Finish == "" {
+		return false, nil
+	}
+	if err := c.send(out, c.emit.flush(), true); err != nil {
+		return false, err
+	}
+	return true, out.finish(c, tok.Finish)
+}
+
+// send passes text on, with the probabilities of the tokens it comes from.
+func (c *choice) send(out sink, text []byte, last bool) error {
+	c.reported = c.reported[:0]
+	for len(c.pending) > 0 && (last || c.pending[0].start < c.emit.released) {
+		c.reported = append(c.reported, c.pending[0])
+		c.pending = c.pending[1:]
+	}
+	if c.begun && len(text) == 0 && len(c.reported) == 0 {
+		return nil
+	}
+	err := out.text(c, text, c.reported)
+	c.begun = true
+	return err
+}
+
+// note keeps a token's probability until its text is sent.
+func (c *choice) note(tok Token) {
+	l := logprob{token: append([]byte(nil), tok.Bytes...), own: tok.Logprob, start: c.emit.received, offset: c.offset}
+	for _, t := range tok.Top {
+		t.Bytes = append([]byte(nil), t.Bytes...)
+		l.top = append(l.top, t)
+	}
+	for _, b := range tok.Bytes {
+		if utf8.RuneStart(b) {
+			c.offset++
+		}
+	}
+	c.pending = append(c.pending, l)
+}
+
+// chatLogprobs words probabilities for the chat endpoint.
+func chatLogprobs(probs []logprob) *openai.ChatLogprobs {
+	out := &openai.ChatLogprobs{Content: make([]openai.TokenLogprob, 0, len(probs))}
+	for _, p := range probs {
+		t := openai.TokenLogprob{
+			Token: tokenName(p.token), Logprob: finite(p.own), Bytes: byteInts(p.token), TopLogprobs: []openai.TopLogprob{},
+		}
+		for _, alt := range p.top {
+			t.TopLogprobs = append(t.TopLogprobs, openai.TopLogprob{
+				Token: tokenName(alt.Bytes), Logprob: finite(alt.Logprob), Bytes: byteInts(alt.Bytes),
+			})
+		}
+		out.Content = append(out.Content, t)
+	}
+	return out
+}
+
+// textLogprobs words probabilities for the completions endpoint.
+func textLogprobs(probs []logprob) *openai.TextLogprobs {
+	out := &openai.TextLogprobs{
+		Tokens: []string{}, TokenLogprobs: []float64{}, TopLogprobs: []map[string]float64{}, TextOffset: []int{},
+	}
+	for _, p := range probs {
+		out.Tokens = append(out.Tokens, tokenName(p.token))
+		out.TokenLogprobs = append(out.TokenLogprobs, finite(p.own))
+		out.TextOffset = append(out.TextOffset, p.offset)
+		top := make(map[string]float64, len(p.top))
+		for _, alt := range p.top {
+			top[tokenName(alt.Bytes)] = finite(alt.Logprob)
+		}
+		out.TopLogprobs = append(out.TopLogprobs, top)
+	}
+	return out
+}
+
+// tokenName is a token's text, or OpenAI's spelling of bytes that are no text.
+func tokenName(b []byte) string {
+	if utf8.Valid(b) {
+		return string(b)
+	}
+	name := "bytes:"
+	for _, c := range b {
+		name += fmt.Sprintf(`\x%02x`, c)
+	}
+	return name
+}
+
+func byteInts(b []byte) []int {
+	out := make([]int, len(b))
+	for i, c := range b {
+		out[i] = int(c)
+	}
+	return out
+}
+
+// finite replaces what JSON cannot say by vLLM's stand-in for minus infinity.
+func finite(p float64) float64 {
+	if p >= -9999 && p <= 0 {
+		return p
+	}
+	if p > 0 {
+		return 0
+	}
+	return -9999
+}

@@ -1,0 +1,243 @@
+package worker
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"io"
+	mathrand "math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+const (
+	// mostChoices bounds prompts times n of one request.
+	mostChoices = 128
+	// completionTokens is OpenAI's default max_tokens of the completions endpoint;
+	// chat answers may fill the context.
+	completionTokens = 16
+)
+
+// generation is one request, validated and tokenized. It keeps nothing of the
+// body, which may be large.
+type generation struct {
+	engine    Engine
+	answer    openai.Answer
+	stream    bool
+	withUsage bool // send usage at the end of the stream
+	prompts   int  // prompts of the request
+	ptokens   int  // tokens of all prompts
+	choices   []*choice
+	fault     Fault
+	started   time.Time // when the request arrived
+}
+
+// readBody reads a whole request body within the limits.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *openai.Error) {
+	tooLarge := openai.Errorf(http.StatusRequestEntityTooLarge, "The request body is larger than the limit of %d bytes.", s.cfg.MaxBody)
+	if r.ContentLength > s.cfg.MaxBody {
+		return nil, tooLarge
+	}
+	rc := http.NewResponseController(w)
+	// Servers without deadlines (tests over other transports) read without one.
+	limited := rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout)) == nil
+	raw := http.MaxBytesReader(unwrap(w), r.Body, s.cfg.MaxBody)
+	var buf bytes.Buffer
+	if r.ContentLength > 0 {
+		buf.Grow(int(min(r.ContentLength, 1<<20)) + bytes.MinRead) // grows further only as bytes arrive
+	}
+	_, err := io.Copy(&buf, raw)
+	if limited {
+		_ = rc.SetReadDeadline(time.Time{}) // it worked a moment ago
+	}
+	if _, big := errors.AsType[*http.MaxBytesError](err); big {
+		return nil, tooLarge
+	}
+	if err != nil && r.Context().Err() == nil && isTimeout(err) {
+		return nil, openai.Errorf(http.StatusRequestTimeout, "The request body did not arrive within %v.", s.cfg.BodyTimeout)
+	}
+	if err != nil {
+		return nil, openai.Errorf(http.StatusBadRequest, "The request body could not be read to its end.")
+	}
+	return buf.Bytes(), nil
+}
+
+// unwrap gives MaxBytesReader the server's own writer, which it asks to close the
+// connection.
+func unwrap(w http.ResponseWriter) http.ResponseWriter {
+	if t, ok := w.(*tracker); ok {
+		return t.ResponseWriter
+	}
+	return w
+}
+
+func isTimeout(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && t.Timeout()
+}
+
+// plan parses a body into a generation.
+func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte) (*generation, error) {
+	req, bad := openai.Parse(ep, body)
+	if bad != nil {
+		return nil, bad
+	}
+	if !slices.Contains(s.served(), req.Model) {
+		return nil, openai.NotFoundModel(req.Model)
+	}
+	g := &generation{
+		engine: e, stream: req.Stream, withUsage: req.IncludeUsage, fault: NoFault(), prompts: 1,
+		answer: openai.Answer{
+			Endpoint: ep, ID: "chatcmpl-" + rand.Text(), Model: req.Model,
+			Fingerprint: e.Model().Fingerprint, Created: time.Now().Unix(),
+		},
+	}
+	if f, ok := e.(Faulter); ok {
+		var err error
+		if g.fault, err = f.Fault(req); err != nil {
+			return nil, err
+		}
+	}
+	var prompts []openai.Prompt
+	if ep == openai.Completions {
+		g.answer.ID = "cmpl-" + rand.Text()
+		if prompts, bad = req.DecodePrompts(); bad != nil {
+			return nil, bad
+		}
+		g.prompts = len(prompts)
+	}
+	if n := g.prompts * req.N; n > mostChoices {
+		return nil, openai.Invalid("n", "Invalid value for 'n': %d prompts with %d choices each are %d choices, at most %d are allowed.",
+			g.prompts, req.N, n, mostChoices)
+	}
+	for i := range g.prompts {
+		if err := g.addPrompt(req, prompts, i); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// addPrompt tokenizes prompt i and adds its choices.
+func (g *generation) addPrompt(req *openai.Request, prompts []openai.Prompt, i int) error {
+	ids, err := g.engine.Tokenize(req, i)
+	if err != nil {
+		return err
+	}
+	param := "messages"
+	if req.Endpoint == openai.Completions {
+		param = "prompt"
+	}
+	limit := g.engine.Model().ContextLen
+	if len(ids) >= limit {
+		return openai.ContextTooLong(param, len(ids), limit)
+	}
+	if len(ids) == 0 {
+		return openai.Invalid(param, "Invalid '%s': it holds no token.", param)
+	}
+	var echo []byte
+	if req.Echo && req.Endpoint == openai.Completions {
+		if echo, err = g.echo(req, prompts[i]); err != nil {
+			return err
+		}
+	}
+	g.ptokens += len(ids)
+	for range req.N {
+		c := newChoice(len(g.choices), ids, req)
+		c.prompt, c.echo = i, echo
+		c.params.MaxTokens = maxTokens(req, limit-len(ids))
+		g.choices = append(g.choices, c)
+	}
+	return nil
+}
+
+// echo is the text of a prompt that the answer repeats.
+func (g *generation) echo(req *openai.Request, p openai.Prompt) ([]byte, error) {
+	if req.TopLogprobs >= 0 {
+		return nil, openai.Invalid("echo", "'echo' with 'logprobs' is not supported: prompts have no log probabilities here.")
+	}
+	if p.IDs == nil {
+		return []byte(p.Text), nil
+	}
+	d, ok := g.engine.(Decoder)
+	if !ok {
+		return nil, openai.Invalid("echo", "'echo' of a prompt given as token ids is not supported by this engine.")
+	}
+	return d.Decode(p.IDs), nil
+}
+
+// maxTokens is the limit of one choice: what was asked for or the endpoint's
+// default, cut to what is left of the context.
+func maxTokens(req *openai.Request, room int) int {
+	want := req.MaxTokens
+	if want == 0 && req.Endpoint == openai.Completions {
+		want = completionTokens
+	}
+	if want == 0 || want > room {
+		return room
+	}
+	return want
+}
+
+func newChoice(index int, ids []int32, req *openai.Request) *choice {
+	seed := mathrand.Uint64()
+	if req.Seed != nil {
+		seed = uint64(*req.Seed)
+	}
+	return &choice{
+		index: index, ids: ids, emit: newEmitter(req.Stop),
+		params: Params{
+			Temperature: req.Temperature, TopP: req.TopP, TopK: req.TopK, MinP: req.MinP,
+			Presence: req.Presence, Frequency: req.Frequency, LogitBias: req.LogitBias,
+			Seed: seed, Choice: index, TopLogprobs: req.TopLogprobs, IgnoreEOS: req.IgnoreEOS,
+			Sim: bytes.Clone(req.Sim),
+		},
+	}
+}
+
+// usage sums up what was generated.
+func (g *generation) usage() openai.Usage {
+	u := openai.Usage{PromptTokens: g.ptokens}
+	cached := make([]int, g.prompts)
+	for _, c := range g.choices {
+		u.CompletionTokens += c.generated
+		// The choices of a prompt share its prefill; the least reuse among them is
+		// what the cache gave the request.
+		if c.index == 0 || g.choices[c.index-1].prompt != c.prompt {
+			cached[c.prompt] = c.cached
+		}
+		cached[c.prompt] = min(cached[c.prompt], c.cached)
+	}
+	details := new(openai.PromptTokensDetails)
+	for _, n := range cached {
+		details.CachedTokens += n
+	}
+	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+	u.PromptTokensDetails = details
+	return u
+}
+
+// asError words any error of an engine for the client. Details of faults that are
+// not the client's stay in the log.
+func asError(err error) *openai.Error {
+	if e, ok := errors.AsType[*openai.Error](err); ok {
+		return e
+	}
+	switch {
+	case errors.Is(err, ErrBusy):
+		e := openai.Errorf(http.StatusTooManyRequests, "This worker's queue is full. Please try again shortly.")
+		e.Code, e.RetryAfter = "rate_limit_exceeded", time.Second
+		return e
+	case errors.Is(err, errShutdown):
+		return openai.Unavailable(time.Second, "This worker is shutting down.")
+	}
+	return openai.Errorf(http.StatusInternalServerError, "The engine could not generate the answer.")
+}
+
+var errNoFinish = errors.New("the engine ended without a finish reason")

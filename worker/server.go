@@ -1,0 +1,176 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+// Server is one worker: its HTTP and gRPC service, its registration and its
+// engine. Make it with New and call Run once.
+type Server struct {
+	cfg     Config
+	life    *lifecycle
+	metrics *metrics
+	routes  map[string]route
+	grpc    *grpc.Server
+	health  *health.Server
+	started time.Time
+}
+
+// errShutdown ends what is still running when the drain time is over.
+var errShutdown = errors.New("the worker is shutting down")
+
+// Run makes a worker from cfg and runs it until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	s, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}
+
+// New checks the configuration and opens the listener, which Run closes.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.setDefaults()
+	if err := cfg.listen(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, life: newLifecycle(), health: health.NewServer(), started: time.Now()}
+	s.metrics = newMetrics(cfg.Registry, s.modelName, s.life.load)
+	s.routes = s.table()
+	s.grpc = newGRPC(&orcaService{life: s.life, metrics: s.metrics, started: s.started}, s.health)
+	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	return s, nil
+}
+
+// Addr is the address on which the worker listens.
+func (s *Server) Addr() string { return s.cfg.Listener.Addr().String() }
+
+// Run loads the engine and serves until ctx ends; then it drains: new requests
+// are refused, running ones may finish within DrainTimeout, and the worker signs
+// off. It returns nil after a drain and an error when the engine does not load or
+// the listener breaks.
+func (s *Server) Run(ctx context.Context) error {
+	base, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(errShutdown)
+	srv := httpServer(base, s.handler(), s.cfg.Log)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(s.cfg.Listener) }()
+	defer srv.Close()
+
+	var reg *registrar
+	if s.cfg.ControlPlane != "" {
+		reg = s.newRegistrar()
+		go reg.run(base)
+	}
+	engine, err := s.open(ctx, served)
+	if engine != nil {
+		defer engine.Close()
+	}
+	if err == nil {
+		s.cfg.Log.Info("worker serves", "id", s.cfg.ID, "addr", s.Addr(), "model", s.modelName())
+		select {
+		case <-ctx.Done():
+		case err = <-served:
+			err = fmt.Errorf("serve: %w", err)
+		}
+	}
+	s.drain()
+	stop(errShutdown)
+	if reg != nil {
+		reg.signOff()
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if e := srv.Shutdown(last); e != nil {
+		s.cfg.Log.Warn("connections were still open at the end", "err", e)
+	}
+	s.grpc.Stop()
+	return err
+}
+
+// open loads the engine. It returns no engine and no error when ctx ends first.
+func (s *Server) open(ctx context.Context, served chan error) (Engine, error) {
+	type opened struct {
+		engine Engine
+		err    error
+	}
+	loading, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan opened, 1)
+	go func() {
+		e, err := s.cfg.Open(loading, s.life.progress)
+		done <- opened{e, err}
+	}()
+	select {
+	case o := <-done:
+		if o.err != nil && ctx.Err() != nil {
+			return nil, nil
+		}
+		if o.err != nil {
+			return nil, fmt.Errorf("open engine %s: %w", s.cfg.EngineName, o.err)
+		}
+		s.life.loaded(o.engine)
+		s.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+		return o.engine, nil
+	case err := <-served:
+		cancel()
+		o := <-done
+		return o.engine, fmt.Errorf("serve: %w", err)
+	}
+}
+
+// drain refuses new requests and waits for the running ones.
+func (s *Server) drain() {
+	s.health.Shutdown()
+	idle := s.life.drain()
+	timer := time.NewTimer(s.cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C:
+		s.cfg.Log.Warn("requests were cut at the end of the drain time", "after", s.cfg.DrainTimeout)
+	}
+}
+
+// modelName is the model's own name, "" until it is known.
+func (s *Server) modelName() string {
+	if s.cfg.Model != "" {
+		return s.cfg.Model
+	}
+	if e := s.life.current(); e != nil {
+		return e.Model().Name
+	}
+	return ""
+}
+
+func (s *Server) newRegistrar() *registrar {
+	fixed := s.cfg.registration(s.started)
+	return &registrar{
+		url:     s.cfg.ControlPlane,
+		log:     s.cfg.Log,
+		changed: s.life.changed,
+		ended:   make(chan struct{}),
+		client:  &http.Client{Timeout: 2 * time.Second},
+		current: func() fleet.Registration {
+			r := fixed
+			r.State, r.Model = s.life.state(), s.modelName()
+			if e := s.life.current(); e != nil {
+				r.Fingerprint = e.Model().Fingerprint
+			}
+			return r
+		},
+	}
+}
