@@ -1,0 +1,106 @@
+package extproc
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// elsewhere handles the paths whose bodies are not parsed: the list of models,
+// and everything that streams straight to the default pool.
+func (e *Exchange) elsewhere(now time.Time) *extprocv3.ProcessingResponse {
+	if resp := e.models(); resp != nil {
+		return resp
+	}
+	e.s.metrics.requests.WithLabelValues(outcomePassthrough).Inc()
+	e.s.metrics.passthrough.WithLabelValues(pathClass(e.head.path)).Inc()
+	d := e.s.cfg.Picker.Choose(now, picker.Request{Pool: e.s.cfg.Policy.Mesh.DefaultPool, Session: e.head.key()})
+	if len(d.Candidates) == 0 {
+		return continueHeaders(&extprocv3.CommonResponse{}) // Envoy's own policy decides
+	}
+	return toCandidates(destinations(d), d.Pool)
+}
+
+// models answers GET /v1/models and /v1/models/{name} where the policy knows all
+// names, nil where it does not.
+func (e *Exchange) models() *extprocv3.ProcessingResponse {
+	if e.head.method != http.MethodGet || e.s.models == nil {
+		return nil
+	}
+	name, one := strings.CutPrefix(e.head.path, modelsPath+"/")
+	switch {
+	case e.head.path == modelsPath:
+		e.phase = answered
+		e.s.metrics.requests.WithLabelValues(outcomeModels).Inc()
+		return immediate(http.StatusOK, e.s.models.list, "kvmesh_models")
+	case one && name != "":
+		if plain, err := url.PathUnescape(name); err == nil {
+			name = plain
+		}
+		card, ok := e.s.models.cards[name]
+		if !ok {
+			return e.refuse(openai.NotFoundModel(name))
+		}
+		e.phase = answered
+		e.s.metrics.requests.WithLabelValues(outcomeModels).Inc()
+		return immediate(http.StatusOK, card, "kvmesh_models")
+	}
+	return nil
+}
+
+const modelsPath = "/v1/models"
+
+// modelsCreated stands in for the time a model was made, which a name in a policy
+// does not have. It is fixed so that every gateway gives the same answer.
+const modelsCreated = 1_735_689_600 // 2025-01-01
+
+// modelNames are the ready answers for the model names of a policy.
+type modelNames struct {
+	list  []byte
+	cards map[string][]byte
+}
+
+// newModelNames returns nil when a route takes every name, because then only the
+// servers know what there is.
+func newModelNames(set *policy.Set) *modelNames {
+	m := &modelNames{cards: map[string][]byte{}}
+	list := openai.ModelList{Object: "list", Data: []openai.ModelCard{}}
+	for _, r := range set.Routes {
+		for _, name := range r.Models {
+			if name == "*" {
+				return nil
+			}
+			card := openai.ModelCard{ID: name, Object: "model", Created: modelsCreated, OwnedBy: "kvmesh"}
+			list.Data = append(list.Data, card)
+			m.cards[name], _ = json.Marshal(card) // strings and numbers always marshal
+		}
+	}
+	m.list, _ = json.Marshal(list)
+	return m
+}
+
+// passthroughPaths are the path prefixes that are counted by name.
+func passthroughPaths() []string {
+	return []string{
+		"/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/audio", "/v1/images", "/v1/rerank",
+		"/v1/score", "/v1/moderations", "/v1/files", "/v1/batches", "/v1/models", "/tokenize", "/detokenize",
+	}
+}
+
+// pathClass maps a path to one of a fixed number of labels.
+func pathClass(path string) string {
+	for _, p := range passthroughPaths() {
+		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {
+			return p
+		}
+	}
+	return "other"
+}

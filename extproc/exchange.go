@@ -1,0 +1,128 @@
+package extproc
+
+import (
+	"net/http"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// phase is how far an Exchange has come.
+type phase int
+
+const (
+	atHeaders phase = iota // nothing seen
+	atBody                 // the body of a generation request was asked for
+	settled                // decided; what still comes passes
+	answered               // by an immediate answer; nothing may be sent any more
+)
+
+// Exchange is the state of one request. Make one with Server.NewExchange, call
+// Step for each of Envoy's messages, and Finish at the end, once or more. It is
+// not safe for concurrent use.
+type Exchange struct {
+	s     *Server
+	phase phase
+
+	endpoint openai.Endpoint
+	head     head
+	held     int64 // bytes taken from the budget
+}
+
+// NewExchange starts the state of one request.
+func (s *Server) NewExchange() *Exchange { return &Exchange{s: s} }
+
+// Step takes one message and returns the answer, of the same phase or an
+// immediate one, or nil when nothing may be said. An error means that the message
+// is none at all. It does not wait, and keeps nothing of req.
+func (e *Exchange) Step(now time.Time, req *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, error) {
+	if e.phase == answered || req.GetObservabilityMode() {
+		return nil, nil
+	}
+	switch m := req.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_RequestHeaders:
+		if e.phase == atHeaders {
+			e.phase = settled
+			return e.headers(now, m.RequestHeaders), nil
+		}
+	case *extprocv3.ProcessingRequest_RequestBody:
+		if e.phase == atBody {
+			e.phase = settled
+			return e.body(now, m.RequestBody.GetBody()), nil
+		}
+	case nil:
+		return nil, status.Error(codes.InvalidArgument, "message without content")
+	}
+	return pass(req)
+}
+
+// Finish gives back what the exchange holds.
+func (e *Exchange) Finish() {
+	if e.held > 0 {
+		e.s.cfg.Held.Release(e.held)
+		e.held = 0
+	}
+}
+
+// Done reports whether the request was answered, so that nothing follows.
+func (e *Exchange) Done() bool { return e.phase == answered }
+
+// headers decides by the request's head alone, or asks for the body.
+func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
+	e.head = readHead(m.GetHeaders().GetHeaders())
+	ep, ok := openai.EndpointOf(e.head.path)
+	if !ok {
+		return e.elsewhere(now)
+	}
+	e.endpoint = ep
+	limit := int64(e.s.cfg.Policy.Mesh.MaxBody)
+	switch {
+	case e.head.method != http.MethodPost:
+		return e.refuse(openai.MethodNotAllowed(e.head.method, e.head.path, http.MethodPost), header("allow", http.MethodPost))
+	case e.head.encoded:
+		return e.refuse(openai.Errorf(http.StatusUnsupportedMediaType, "Compressed request bodies are not supported; send the JSON as it is."))
+	case m.GetEndOfStream() || e.head.length == 0:
+		return e.refuse(openai.Errorf(http.StatusBadRequest, "The request body is missing; send a JSON object."))
+	case e.head.length > limit:
+		return e.refuse(tooLarge(limit))
+	case !e.hold(e.head.length):
+		return e.refuse(openai.Unavailable(time.Second, "The server holds as many request bodies as it can. Please try again."))
+	}
+	e.phase = atBody
+	return askForBody()
+}
+
+// hold takes bytes from the budget; an unknown length (-1) takes none yet.
+func (e *Exchange) hold(n int64) bool {
+	n -= e.held
+	if n <= 0 {
+		return true
+	}
+	if !e.s.cfg.Held.TryAcquire(n) {
+		return false
+	}
+	e.held += n
+	return true
+}
+
+// refuse ends the exchange with an error answer.
+func (e *Exchange) refuse(err *openai.Error, extra ...headerOption) *extprocv3.ProcessingResponse {
+	e.phase = answered
+	outcome := outcomeRefused
+	if err.Status == http.StatusServiceUnavailable {
+		outcome = outcomeUnavailable
+	}
+	e.s.metrics.requests.WithLabelValues(outcome).Inc()
+	if s := err.RetryAfterSeconds(); s != "" {
+		extra = append(extra, header("retry-after", s))
+	}
+	return immediate(err.Status, err.Body(), "kvmesh_"+outcome, extra...)
+}
+
+func tooLarge(limit int64) *openai.Error {
+	return openai.Errorf(http.StatusRequestEntityTooLarge, "The request body is too large: at most %d bytes are accepted.", limit)
+}
