@@ -231,3 +231,19 @@ func Eventually(t testing.TB, what string, limit time.Duration, ok func() bool) 
 		time.Sleep(20 * time.Millisecond)
 	}
 }
+
+// Gateway returns the URL of the gateway's /health and /metrics.
+func (m *Mesh) Gateway(t testing.TB) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.Dir, ".kvmesh", "up.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var up struct {
+		Gateway string `json:"gateway"`
+	}
+	if err := json.Unmarshal(data, &up); err != nil {
+		t.Fatal(err)
+	}
+	return up.Gateway
+}

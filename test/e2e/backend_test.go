@@ -1,0 +1,144 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+// backend is an OpenAI-compatible server that knows nothing of kvmesh.
+type backend struct {
+	*httptest.Server
+	hits   atomic.Int64
+	leaked atomic.Value // first mesh header that reached it
+}
+
+func newBackend(t *testing.T) *backend {
+	b := &backend{}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"object":"list","data":[{"id":"llama","object":"model","created":1,"owned_by":"them"}]}`)
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"llama\"} 1\n"+
+			"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=\"llama\"} 0\n"+
+			"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{model_name=\"llama\"} 0.25\n")
+	})
+	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
+		b.hits.Add(1)
+		for _, h := range names.Stripped() {
+			if r.Header.Get(h) != "" && strings.HasPrefix(h, "x-envoy-") {
+				b.leaked.CompareAndSwap(nil, h)
+			}
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{ // the client checks what arrives
+			"path": r.URL.Path, "bytes": len(body), "body": string(body[:min(len(body), 200)]),
+			"choices": []any{map[string]any{"index": 0, "text": "hi", "finish_reason": "stop"}},
+		})
+	})
+	b.Server = httptest.NewServer(mux)
+	t.Cleanup(b.Close)
+	return b
+}
+
+// send posts a body and decodes the answer.
+func send(t *testing.T, m *testmesh.Mesh, path, body string, header map[string]string) (*http.Response, map[string]any) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.TrimSuffix(m.OpenAI, "/v1")+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var out map[string]any
+	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	return resp, out
+}
+
+// `kvmesh up --backend` fronts existing servers with no file: any model name
+// passes as it is, every path works, and a server that goes away is avoided.
+func TestBackends(t *testing.T) {
+	a, b := newBackend(t), newBackend(t)
+	m := testmesh.Start(t, bin, t.TempDir(), "--backend", a.URL, "--backend", b.URL+"/v1")
+
+	body := `{"model":"org/llama-99b", "prompt":"x"  ,"unknown":[1]}`
+	resp, out := send(t, m, "/v1/completions", body, nil)
+	if resp.StatusCode != http.StatusOK || out["body"] != body {
+		t.Errorf("status %d, the server got %v, want the body as it was sent", resp.StatusCode, out["body"])
+	}
+	if id := resp.Header.Get(names.Worker); !strings.HasPrefix(id, "127.0.0.1:") {
+		t.Errorf("%s = %q, want the server's id", names.Worker, id)
+	}
+
+	// Paths that are not parsed pass through, large and chunked bodies too, and
+	// one session stays on one server.
+	for _, path := range []string{"/v1/responses", "/v1/messages", "/v1/audio/transcriptions", "/v1/rerank", "/v1/messages/count_tokens"} {
+		served := map[string]bool{}
+		for range 6 {
+			resp, out := send(t, m, path, strings.Repeat("z", 300_000), map[string]string{names.SessionID: "s-1"})
+			if resp.StatusCode != http.StatusOK || out["path"] != path || out["bytes"] != 300_000.0 {
+				t.Fatalf("%s: status %d, %v", path, resp.StatusCode, out)
+			}
+			served[resp.Header.Get(names.Worker)] = true
+		}
+		if len(served) != 1 {
+			t.Errorf("%s: one session went to %v", path, served)
+		}
+	}
+	if h := a.leaked.Load(); h != nil {
+		t.Errorf("server saw %v", h)
+	}
+	if got := metric(t, m.Gateway(t)+"/metrics", "kvmesh_passthrough_requests_total"); got != 30 {
+		t.Errorf("%d passthrough requests counted, want 30", got)
+	}
+	list := m.Workers(t)
+	if len(list) != 2 || list[0].Running != 1 || list[0].KVUsage != 0.25 || list[0].Model != "llama" {
+		t.Errorf("workers = %+v, want load and model from the servers themselves", list)
+	}
+
+	// One goes away: the other serves everything, at once.
+	b.CloseClientConnections()
+	b.Close()
+	before := a.hits.Load()
+	for range 10 {
+		if resp, _ := send(t, m, "/v1/completions", body, nil); resp.StatusCode != http.StatusOK {
+			t.Errorf("status %d with one server left", resp.StatusCode)
+		}
+	}
+	if got := a.hits.Load() - before; got != 10 {
+		t.Errorf("the server that is left got %d of 10", got)
+	}
+	testmesh.Eventually(t, "the lost server is marked", 20*time.Second, func() bool {
+		for _, w := range m.Workers(t) {
+			if w.Status != "HEALTHY" && w.Address == strings.TrimPrefix(b.URL, "http://") {
+				return true
+			}
+		}
+		return false
+	})
+}
