@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -27,7 +28,7 @@ const (
 // while they connect; this covers a transfer that is cut.
 const attempts = 3
 
-// get downloads one package to s.dl.
+// get downloads one package to s.tmp.
 func (c client) get(ctx context.Context, cfg Config, p pkg, s staging) error {
 	var err error
 	for i := range attempts {
@@ -63,7 +64,7 @@ func (c client) run(ctx context.Context, cfg Config, p pkg, s staging) error {
 		args := []string{
 			"-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--require-hashes",
 			"--ignore-requires-python", "--no-cache-dir", "--progress-bar", "off", "--no-input", "--disable-pip-version-check",
-			"--dest", s.dl(), "--requirement", req,
+			"--dest", s.tmp(), "--requirement", req,
 		}
 		if p.platform != "" {
 			args = append(args, "--platform", p.platform)
@@ -75,7 +76,7 @@ func (c client) run(ctx context.Context, cfg Config, p pkg, s staging) error {
 	}
 	// npm packs into the working folder; pip downloads through TMPDIR. Both on
 	// the cache's own disk, where progress is read and the end is a rename.
-	cmd.Dir = s.dl()
+	cmd.Dir = s.tmp()
 	cmd.Env = append(environ(cfg), "TMPDIR="+s.tmp(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_CONSTRAINT=")
 	return c.wait(ctx, cmd, p)
 }
@@ -92,9 +93,11 @@ func environ(cfg Config) []string {
 func (c client) wait(ctx context.Context, cmd *exec.Cmd, p pkg) error {
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	// python3 may be a wrapper that starts another process, so signals go to
+	// all of them.
+	cmd.SysProcAttr = processGroup()
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 3 * time.Second
-	dieWithParent(cmd)
 	err := cmd.Run()
 	switch {
 	case err == nil:

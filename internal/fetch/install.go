@@ -13,31 +13,45 @@ import (
 )
 
 // staging is the working folder of one asset, used only under its lock.
-type staging struct{ root string }
+type staging struct {
+	root string
+	// run is this run's own folder for what is unfinished. A client that
+	// outlived its killed kvmesh goes on in another one, which is removed
+	// under its feet, and never meets this run's files.
+	run string
+}
+
+// newStaging makes the folders and removes what an interrupted run left half
+// done. Finished packages stay.
+func newStaging(root string) (staging, error) {
+	s := staging{root: root}
+	entries, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return s, err
+	}
+	for _, e := range entries {
+		if e.Name() != filepath.Base(s.dl()) {
+			// Its orphan may be writing there right now; it ends by itself.
+			_ = os.RemoveAll(filepath.Join(root, e.Name()))
+		}
+	}
+	if err := os.MkdirAll(s.dl(), 0o755); err != nil {
+		return s, err
+	}
+	if s.run, err = os.MkdirTemp(root, "run-"); err != nil {
+		return s, err
+	}
+	return s, errors.Join(os.Mkdir(s.out(), 0o755), os.Mkdir(s.tmp(), 0o755))
+}
 
 // dl keeps finished packages, also over an interruption.
 func (s staging) dl() string { return filepath.Join(s.root, "dl") }
 
-// tmp is where pip and npm put what they are downloading.
-func (s staging) tmp() string { return filepath.Join(s.root, "tmp") }
+// tmp is where pip and npm put what they are downloading, and its result.
+func (s staging) tmp() string { return filepath.Join(s.run, "tmp") }
 
 // out is the asset being unpacked.
-func (s staging) out() string { return filepath.Join(s.root, "out") }
-
-// clean makes the folders, without what an interrupted run left half done.
-func (s staging) clean() error {
-	for _, dir := range []string{s.tmp(), s.out()} {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
-	}
-	for _, dir := range []string{s.dl(), s.tmp(), s.out()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (s staging) out() string { return filepath.Join(s.run, "out") }
 
 // install returns the asset's folder, filling it first when it is not whole.
 func install(ctx context.Context, cfg Config, a asset) (string, error) {
@@ -58,10 +72,11 @@ func install(ctx context.Context, cfg Config, a asset) (string, error) {
 	if verify(ctx, dir, a) == nil {
 		return dir, writeManifest(dir, a)
 	}
-	s := staging{filepath.Join(cfg.CacheDir, "staging", a.key())}
-	if err := s.clean(); err != nil {
+	s, err := newStaging(filepath.Join(cfg.CacheDir, "staging", a.key()))
+	if err != nil {
 		return "", err
 	}
+	defer os.RemoveAll(s.run)
 	if err := room(cfg, a); err != nil {
 		return "", err
 	}
@@ -135,22 +150,12 @@ func download(ctx context.Context, cfg Config, a asset, s staging) error {
 	m := newMeter(cfg, a.name+" "+a.version, a.download())
 	var done int64
 	for _, p := range a.pkgs {
-		path := filepath.Join(s.dl(), p.file)
-		if check(ctx, path, p.file, p.size, p.sha256) != nil {
-			os.Remove(path)
-			stop := m.watch(func() int64 { return done + min(p.size, usage(s.tmp())+fileSize(path)) })
-			err := p.client.get(ctx, cfg, p, s)
+		if check(ctx, filepath.Join(s.dl(), p.file), p.file, p.size, p.sha256) != nil {
+			stop := m.watch(func() int64 { return done + min(p.size, usage(s.tmp())) })
+			err := bring(ctx, cfg, p, s)
 			stop()
 			if err != nil {
 				m.abort()
-				return err
-			}
-			if err := check(ctx, path, p.file, p.size, p.sha256); err != nil {
-				m.abort()
-				os.Remove(path)
-				return wrongPackage(err, p)
-			}
-			if err := s.clearTmp(); err != nil {
 				return err
 			}
 		}
@@ -160,8 +165,23 @@ func download(ctx context.Context, cfg Config, a asset, s staging) error {
 	return nil
 }
 
-// clearTmp empties the clients' temporary folder, so that the next package's
-// progress starts at 0 and npm's private cache goes.
+// bring downloads one package, checks it, and only then puts it into s.dl.
+func bring(ctx context.Context, cfg Config, p pkg, s staging) error {
+	if err := p.client.get(ctx, cfg, p, s); err != nil {
+		return err
+	}
+	got := filepath.Join(s.tmp(), p.file)
+	if err := check(ctx, got, p.file, p.size, p.sha256); err != nil {
+		return wrongPackage(err, p)
+	}
+	if err := os.Rename(got, filepath.Join(s.dl(), p.file)); err != nil {
+		return err
+	}
+	// The next package's progress starts at 0, and npm's private cache goes.
+	return s.clearTmp()
+}
+
+// clearTmp empties the clients' temporary folder.
 func (s staging) clearTmp() error {
 	if err := os.RemoveAll(s.tmp()); err != nil {
 		return err
@@ -222,13 +242,4 @@ func usage(dir string) (n int64) {
 		return nil
 	})
 	return n
-}
-
-// fileSize returns the size of a file, 0 when there is none.
-func fileSize(path string) int64 {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
 }
