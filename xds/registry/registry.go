@@ -1,0 +1,335 @@
+// Package registry knows which workers exist. Embedded takes the registrations
+// that workers send to the control plane; Static watches servers that a policy
+// lists and that know nothing of the mesh.
+package registry
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+// Errors of an Embedded registry.
+var (
+	// ErrStale refuses a registration that a later start of the same worker, or
+	// another worker at its address, has replaced.
+	ErrStale = errors.New("a later start of the worker is registered")
+	// ErrUnknown says that no such worker is registered.
+	ErrUnknown = errors.New("no such worker")
+)
+
+const (
+	// drainKept is how long the drain of a worker that is gone is remembered.
+	drainKept = 24 * time.Hour
+	// saveEvery bounds how often registrations are written: when a large fleet
+	// starts, Flush stores the rest. A drain never waits.
+	saveEvery = 200 * time.Millisecond
+)
+
+// Member is one registered worker.
+type Member struct {
+	fleet.Registration
+	Drained bool // drained by an operator
+	// ReadySince is when this incarnation was first registered as ready, zero
+	// while it was not.
+	ReadySince time.Time
+	// Heard is when the last registration came. After a restart of the control
+	// plane it is the time of the restart: everybody gets a full TTL.
+	Heard time.Time
+}
+
+// Embedded is the registry of the control plane's own process. What matters
+// survives its death in one file of StateDir. Safe for concurrent use.
+type Embedded struct {
+	path   string
+	log    *slog.Logger
+	static map[string]bool
+
+	mu      sync.Mutex
+	members map[string]*Member
+	drains  map[string]time.Time // id → when it was drained
+	saved   time.Time            // when the file was last written
+	dirty   bool                 // the file lacks something
+}
+
+// Config of an Embedded registry.
+type Config struct {
+	Dir string // directory of the file
+	// Static lists the ids of servers the policy names: they can be drained, and
+	// nobody can register under them.
+	Static []string
+	Log    *slog.Logger
+}
+
+// file is the stored form.
+type file struct {
+	Workers []stored             `json:"workers"`
+	Drains  map[string]time.Time `json:"drains,omitempty"`
+}
+
+type stored struct {
+	fleet.Registration
+	ReadySince time.Time `json:"ready_since,omitzero"`
+}
+
+// Open loads the registry of a directory; a missing file is an empty registry. A
+// damaged file is set aside with a warning, never a reason not to start: living
+// workers register again within a heartbeat.
+func Open(c Config, now time.Time) (*Embedded, error) {
+	e := &Embedded{
+		path: filepath.Join(c.Dir, "registry.json"), log: c.Log, static: map[string]bool{},
+		members: map[string]*Member{}, drains: map[string]time.Time{},
+	}
+	for _, id := range c.Static {
+		e.static[id] = true
+	}
+	raw, err := os.ReadFile(e.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open registry: %w", err)
+	}
+	var f file
+	if err := json.Unmarshal(raw, &f); err != nil {
+		e.log.Error("registry file is damaged, starting empty; the old one is kept beside it", "path", e.path, "err", err)
+		if err := os.Rename(e.path, e.path+".damaged"); err != nil {
+			return nil, fmt.Errorf("set damaged registry aside: %w", err)
+		}
+		return e, nil
+	}
+	if f.Drains != nil {
+		e.drains = f.Drains
+	}
+	for _, s := range f.Workers {
+		if err := s.Validate(); err != nil || e.static[s.ID] {
+			e.log.Warn("registration in the registry file is invalid, left out", "worker", s.ID, "err", err)
+			continue
+		}
+		e.members[s.ID] = &Member{Registration: s.Registration, ReadySince: s.ReadySince, Heard: now}
+	}
+	return e, nil
+}
+
+// Register takes a registration or its renewal. changed says whether it told
+// anything new.
+func (e *Embedded) Register(r fleet.Registration, now time.Time) (changed bool, err error) {
+	if err := r.Validate(); err != nil {
+		return false, err
+	}
+	if e.static[r.ID] {
+		return false, fmt.Errorf("worker %s: %w: the policy lists a server of this id", r.ID, ErrStale)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := e.members[r.ID]
+	if old != nil && old.Incarnation > r.Incarnation {
+		return false, fmt.Errorf("worker %s: %w", r.ID, ErrStale)
+	}
+	m := &Member{Registration: r, Heard: now}
+	if old != nil && old.Incarnation == r.Incarnation {
+		m.ReadySince = old.ReadySince
+	}
+	if m.ReadySince.IsZero() && m.State != fleet.StateLoading {
+		m.ReadySince = now
+	}
+	evicted, err := e.takeAddressLocked(r)
+	if err != nil {
+		return false, err
+	}
+	e.members[r.ID] = m
+	if old != nil && same(old, m) && !evicted {
+		return false, nil
+	}
+	e.changedLocked(now)
+	return true, nil
+}
+
+// changedLocked stores the members, now or at the next Flush. A disk that takes
+// nothing must not keep workers out, so the error is only logged.
+func (e *Embedded) changedLocked(now time.Time) {
+	e.dirty = true
+	if now.Sub(e.saved) < saveEvery {
+		return
+	}
+	if err := e.saveLocked(now); err != nil {
+		e.log.Error("registry not stored, will try again", "err", err)
+	}
+}
+
+// Flush stores what Register put off.
+func (e *Embedded) Flush(now time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.dirty {
+		return nil
+	}
+	return e.saveLocked(now)
+}
+
+// takeAddressLocked removes earlier workers at the same address: only one process
+// can listen there.
+func (e *Embedded) takeAddressLocked(r fleet.Registration) (evicted bool, err error) {
+	for id, m := range e.members {
+		if id == r.ID || m.Address != r.Address {
+			continue
+		}
+		if m.Incarnation > r.Incarnation {
+			return false, fmt.Errorf("worker %s: %w (%s at %s)", r.ID, ErrStale, id, r.Address)
+		}
+		e.log.Info("worker replaced at its address", "worker", id, "address", r.Address, "by", r.ID)
+		delete(e.members, id)
+		evicted = true
+	}
+	return evicted, nil
+}
+
+func same(a, b *Member) bool {
+	return reflect.DeepEqual(a.Registration, b.Registration) && a.ReadySince.Equal(b.ReadySince)
+}
+
+// Deregister removes a worker that says goodbye. incarnation is that of the
+// process which leaves, 0 for whichever is registered; a later one stays.
+func (e *Embedded) Deregister(id string, incarnation uint64, now time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m := e.members[id]
+	if m == nil {
+		return fmt.Errorf("worker %q: %w", id, ErrUnknown)
+	}
+	if incarnation != 0 && m.Incarnation > incarnation {
+		return fmt.Errorf("worker %s: %w", id, ErrStale)
+	}
+	delete(e.members, id)
+	e.changedLocked(now)
+	return nil
+}
+
+// Drain sets or lifts an operator's drain. It is stored before Drain returns, and
+// holds until it is lifted, over restarts of the worker too.
+func (e *Embedded) Drain(id string, on bool, now time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at, drained := e.drains[id]
+	if e.members[id] == nil && !drained && !e.static[id] {
+		return fmt.Errorf("worker %q: %w", id, ErrUnknown)
+	}
+	if drained == on {
+		return nil
+	}
+	if on {
+		e.drains[id] = now
+	} else {
+		delete(e.drains, id)
+	}
+	if err := e.saveLocked(now); err != nil {
+		// What is not stored was not promised.
+		if on {
+			delete(e.drains, id)
+		} else {
+			e.drains[id] = at
+		}
+		return err
+	}
+	return nil
+}
+
+// Drained reports whether an operator drained the worker.
+func (e *Embedded) Drained(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, ok := e.drains[id]
+	return ok
+}
+
+// Members returns a copy of all members, sorted by id.
+func (e *Embedded) Members() []Member {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]Member, 0, len(e.members))
+	for id, m := range e.members {
+		c := *m
+		_, c.Drained = e.drains[id]
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
+
+// Expire removes the members that were silent for longer than ttl and that alive
+// does not vouch for, and returns their ids.
+func (e *Embedded) Expire(now time.Time, ttl time.Duration, alive func(id string) bool) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var gone []string
+	for _, id := range slices.Sorted(maps.Keys(e.members)) {
+		if now.Sub(e.members[id].Heard) > ttl && !alive(id) {
+			delete(e.members, id)
+			gone = append(gone, id)
+		}
+	}
+	if len(gone) > 0 {
+		e.changedLocked(now)
+	}
+	return gone
+}
+
+// saveLocked writes the file so that a crash at any moment leaves the old or the
+// new one whole.
+func (e *Embedded) saveLocked(now time.Time) error {
+	maps.DeleteFunc(e.drains, func(id string, at time.Time) bool {
+		return e.members[id] == nil && !e.static[id] && now.Sub(at) > drainKept
+	})
+	f := file{Workers: []stored{}, Drains: e.drains}
+	for _, id := range slices.Sorted(maps.Keys(e.members)) {
+		m := e.members[id]
+		f.Workers = append(f.Workers, stored{Registration: m.Registration, ReadySince: m.ReadySince})
+	}
+	raw, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return fmt.Errorf("store registry: %w", err)
+	}
+	if err := WriteFile(e.path, raw); err != nil {
+		return fmt.Errorf("store registry: %w", err)
+	}
+	e.saved, e.dirty = now, false
+	return nil
+}
+
+// WriteFile replaces a file by renaming a finished and synced one over it.
+func WriteFile(path string, raw []byte) (err error) {
+	dir := filepath.Dir(path)
+	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(tmp.Name()) // the write's error is the one that matters
+		}
+	}()
+	_, werr := tmp.Write(raw)
+	if err := errors.Join(werr, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
