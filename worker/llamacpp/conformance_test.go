@@ -1,0 +1,59 @@
+package llamacpp
+
+import (
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/enginetest"
+)
+
+var (
+	libFlag   = flag.String("llama-lib", "", "folder of llama.cpp's libraries (default: .tools/llama of the repository)")
+	modelFlag = flag.String("llama-model", "", "GGUF model (default: .tools/model.gguf of the repository)")
+)
+
+// realConfig is a small configuration of the real engine. It skips the test when
+// neither libraries nor model are there; one without the other is an error.
+func realConfig(tb testing.TB) Config {
+	tb.Helper()
+	cfg := Config{LibDir: *libFlag, ModelPath: *modelFlag, ContextLen: 512, Cells: 1024, MaxSeqs: 3, MaxQueue: 32}
+	if cfg.LibDir == "" {
+		cfg.LibDir = filepath.Join("..", "..", ".tools", "llama")
+	}
+	if cfg.ModelPath == "" {
+		cfg.ModelPath = filepath.Join("..", "..", ".tools", "model.gguf")
+	}
+	_, lerr := os.Stat(cfg.LibDir)
+	_, merr := os.Stat(cfg.ModelPath)
+	if errors.Is(lerr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
+		tb.Skip("no llama.cpp and no model: run make tools, or pass -args -llama-lib DIR -llama-model FILE")
+	}
+	return cfg
+}
+
+// openReal opens the real engine and closes it with the test.
+func openReal(tb testing.TB, cfg Config) *Engine {
+	tb.Helper()
+	e, err := Open(tb.Context(), cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { e.Close() })
+	return e
+}
+
+func TestConformanceFake(t *testing.T) {
+	enginetest.Run(t, func(tb testing.TB) worker.Engine {
+		return startFake(tb, fakeConfig(), newFakeContext(tb, 256))
+	})
+}
+
+func TestConformanceReal(t *testing.T) {
+	cfg := realConfig(t)
+	enginetest.Run(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
+}

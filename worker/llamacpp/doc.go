@@ -1,0 +1,42 @@
+// Package llamacpp runs llama.cpp inside the worker's process, without cgo, as a
+// worker.Engine.
+//
+// # One owner
+//
+// A llama.cpp context is not safe for concurrent use. One goroutine, locked to
+// its thread, owns it: the loop. Everybody else hands it functions, which it runs
+// between two decodes. Each turn of the loop builds one batch: one token of every
+// sequence that is generating, then prompt tokens of new ones, in order of
+// arrival, up to Config.BatchTokens; while others generate, prompt tokens are
+// bounded by Config.PrefillTokens so that their gaps stay short.
+//
+// # Room
+//
+// All sequences share Config.Cells cells, one per token. A request is admitted,
+// in order of arrival, when a sequence is free and its prompt fits beside what
+// the others hold. No room is reserved for tokens not yet generated: when the
+// cells run out, the youngest sequence gives its own back, returns to the head of
+// the queue, and later prefills prompt and answer again. Its consumer sees a
+// pause, nothing else. One sequence alone always fits, so the oldest always
+// advances.
+//
+// A consumer that stops reading holds up nobody: its sequence rests once
+// its buffer of tokens is full, and gives its place to a waiting one in the same
+// way.
+//
+// # Failure
+//
+// A decode that fails ends the sequences of that batch with an error and frees
+// them; the engine goes on. Leaving Generate frees the sequence before Generate
+// returns; the longest wait is the decode that is running.
+//
+// # What it needs
+//
+// The shared libraries of llama.cpp v0.5.0 (the pair of yzma v1.28) in one folder
+// with the links libllama.so and libggml.so, and libffi.so.8 and libstdc++.so.6
+// from the system. Open checks the version that libllama itself reports, and that
+// its default parameters read back as known values, because a wrong pair reads C
+// structs at wrong offsets. libffi is loaded before main runs, by an imported
+// package; without it the program cannot start. Build with the tag nollamacpp to
+// leave the engine, and that need, out.
+package llamacpp

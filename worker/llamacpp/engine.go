@@ -1,0 +1,182 @@
+package llamacpp
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/worker"
+)
+
+// Engine is a worker.Engine over one llama.cpp model and context. It is safe for
+// concurrent use. Close it to free the model.
+type Engine struct {
+	cfg    Config
+	model  worker.Model
+	voc    *vocabulary
+	chat   *template
+	in     *inbox
+	g      gauges
+	inside atomic.Int64 // calls of Generate that have begun and not returned
+
+	// life is held for reading while the tokenizer is used, and for writing
+	// while the model is freed.
+	life   sync.RWMutex
+	text   tokenizer
+	closed bool
+
+	ended chan struct{} // closed when the loop has ended and the model is freed
+}
+
+var _ worker.Engine = (*Engine)(nil)
+
+// tokenizer turns text into ids; special tokens written in the text count as such.
+type tokenizer interface {
+	Tokenize(text string, bos bool) ([]int32, error)
+}
+
+// parts is a loaded model, as Open or a test puts it together.
+type parts struct {
+	dec   decoder
+	voc   *vocabulary
+	text  tokenizer
+	chat  *template
+	model worker.Model
+}
+
+// Open loads the libraries and the model of cfg and starts the engine. The end of
+// ctx stops the loading; afterwards it has no meaning. Errors say what is missing
+// and, where it is a system library, which package has it.
+func Open(ctx context.Context, cfg Config) (*Engine, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("llamacpp: %w", err)
+	}
+	e, err := start(cfg.withDefaults(), func(cfg *Config) (parts, error) { return load(ctx, cfg) })
+	if err != nil {
+		return nil, fmt.Errorf("llamacpp: %w", err)
+	}
+	return e, nil
+}
+
+// start loads and then runs the loop on one goroutine with a thread of its own:
+// llama.cpp crashes when a context is freed after the thread that used it ended.
+func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
+	e := &Engine{in: newInbox(), ended: make(chan struct{})}
+	loaded := make(chan error, 1)
+	go func() {
+		defer close(e.ended)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		p, err := load(&cfg)
+		if err != nil {
+			loaded <- err
+			return
+		}
+		e.cfg, e.model, e.voc, e.chat, e.text = cfg, p.model, p.voc, p.chat, p.text
+		loaded <- nil
+		newLoop(cfg, p.dec, p.voc, &e.g).run(e.in)
+		e.life.Lock()
+		defer e.life.Unlock()
+		e.closed = true
+		p.dec.Close()
+	}()
+	return e, <-loaded
+}
+
+// Model describes what is loaded.
+func (e *Engine) Model() worker.Model { return e.model }
+
+// Load returns the load now. It takes no lock.
+func (e *Engine) Load() worker.Load {
+	return worker.Load{
+		Running:      int(e.g.running.Load()),
+		Waiting:      int(e.g.waiting.Load()),
+		MaxRunning:   e.cfg.MaxSeqs,
+		KVUsage:      float64(e.g.cells.Load()) / float64(e.cfg.Cells),
+		PromptTokens: e.g.prompt.Load(),
+		GenTokens:    e.g.generated.Load(),
+	}
+}
+
+// Close ends every generation with ErrClosed and frees the model. It waits for
+// the decode that is running, and may be called twice.
+func (e *Engine) Close() error {
+	e.in.send(func(l *loop) { l.closing = true })
+	<-e.ended
+	return nil
+}
+
+// Generate implements worker.Engine.
+func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
+	return func(yield func(worker.Token, error) bool) {
+		if err := e.generate(ctx, ids, p, yield); err != nil {
+			yield(worker.Token{}, err)
+		}
+	}
+}
+
+// generate feeds yield until the end. The error it returns has not been yielded;
+// it is nil when the consumer has left.
+func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yield func(worker.Token, error) bool) error {
+	if err := e.check(ids); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	defer e.inside.Add(-1)
+	if e.inside.Add(1) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) {
+		return worker.ErrBusy
+	}
+	s := newSequence(ids, p)
+	e.g.waiting.Add(1)
+	if !e.in.send(func(l *loop) { l.enqueue(s) }) {
+		e.g.waiting.Add(-1)
+		return ErrClosed
+	}
+	for {
+		select {
+		case tok, ok := <-s.out:
+			if !ok {
+				return s.err
+			}
+			e.in.poke() // the sequence may have rested
+			if more := yield(tok, nil); tok.Finish != "" {
+				return nil
+			} else if !more {
+				e.abandon(s)
+				return nil
+			}
+		case <-ctx.Done():
+			e.abandon(s)
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// abandon frees a sequence that has not ended and waits until that is done.
+func (e *Engine) abandon(s *sequence) {
+	if !e.in.call(func(l *loop) { l.drop(s) }) {
+		<-e.ended // the loop frees everything as it ends
+	}
+}
+
+// check refuses ids that the model cannot take.
+func (e *Engine) check(ids []int32) error {
+	if len(ids) == 0 {
+		return openai.Invalid("prompt", "The prompt has no tokens.")
+	}
+	if len(ids) >= e.cfg.ContextLen {
+		return openai.ContextTooLong("prompt", len(ids), e.cfg.ContextLen)
+	}
+	for _, id := range ids {
+		if !e.voc.has(id) {
+			return openai.Invalid("prompt", "Token id %d is not in the model's vocabulary of %d.", id, e.voc.size())
+		}
+	}
+	return nil
+}

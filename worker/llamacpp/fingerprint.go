@@ -1,0 +1,118 @@
+package llamacpp
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// fingerprint identifies what KV is worth: the same weights, engine build and
+// layout. Parts are joined so that no two lists give the same text.
+func fingerprint(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// weightsID identifies a model file by its content: its SHA-256, remembered in
+// cacheDir, or samples of it when cacheDir is empty. Neither depends on the path
+// or time of the file, so copies on other hosts are equal; the two kinds never
+// equal each other.
+func weightsID(path string, st fs.FileInfo, cacheDir string) (string, error) {
+	if cacheDir == "" {
+		return sampledID(path, st.Size())
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		abs = real
+	}
+	key := fingerprint(abs, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
+	entry := filepath.Join(cacheDir, key+".sha256")
+	if b, err := os.ReadFile(entry); err == nil {
+		if sum := strings.TrimSpace(string(b)); len(sum) == 2*sha256.Size {
+			return "sha256:" + sum, nil
+		}
+	}
+	sum, err := fileSHA256(path)
+	if err != nil {
+		return "", err
+	}
+	// A cache that cannot be written costs time, not correctness.
+	_ = writeAtomic(entry, sum+"\n")
+	return "sha256:" + sum, nil
+}
+
+func fileSHA256(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("hash %s: %w", path, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Samples of a file: the head, where a GGUF keeps its metadata, is among them,
+// and so is the tail.
+const (
+	sampleCount = 256
+	sampleBytes = 64 << 10
+)
+
+// sampledID hashes the size and evenly spread samples.
+func sampledID(path string, size int64) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	_ = binary.Write(h, binary.LittleEndian, size) // a hash takes every write
+	last := max(size-sampleBytes, 0)
+	for i := range int64(sampleCount) {
+		at := last / (sampleCount - 1) * i
+		if i == sampleCount-1 {
+			at = last
+		}
+		if _, err := io.Copy(h, io.NewSectionReader(f, at, sampleBytes)); err != nil {
+			return "", fmt.Errorf("sample %s: %w", path, err)
+		}
+	}
+	return "sampled:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// writeAtomic writes a file that is never seen in part.
+func writeAtomic(path, text string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}

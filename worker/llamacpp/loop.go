@@ -1,0 +1,331 @@
+package llamacpp
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvmesh/kvmesh/worker/sampling"
+)
+
+// ErrClosed ends every generation when the engine is closed.
+var ErrClosed = errors.New("the engine is closed")
+
+// errNoCells is a decoder's report that the batch does not fit its KV.
+var errNoCells = errors.New("no free KV cells")
+
+// entry is one token of a batch.
+type entry struct {
+	slot, pos int
+	id        int32
+	logits    bool // wanted after this token
+}
+
+// decoder is the part of a llama.cpp context that the loop drives.
+type decoder interface {
+	// Decode runs a batch; errNoCells when it does not fit. After an error the
+	// tokens of the batch may or may not be in the KV.
+	Decode(batch []entry) error
+	// Logits returns those of entry i of the last batch; valid and writable
+	// until the next Decode.
+	Logits(i int) ([]float32, error)
+	// Keep drops what slot holds from token n on.
+	Keep(slot, n int) error
+	// Close frees the context and the model.
+	Close()
+}
+
+// gauges are what Load reads; the loop writes them, but waiting is also
+// incremented by those who queue.
+type gauges struct {
+	running, waiting, cells atomic.Int64
+	prompt, generated       atomic.Uint64
+}
+
+// loop owns the context. All of it belongs to the goroutine in run.
+type loop struct {
+	cfg Config
+	dec decoder
+	voc *vocabulary
+	g   *gauges
+
+	running []*sequence // in order of admission
+	waiting []*sequence // in order of arrival, those that gave way first
+	free    []int       // slots
+	closing bool
+
+	batch   []entry
+	parts   []part
+	scratch sampling.Buffer
+}
+
+// part is one sequence's run of tokens in the batch.
+type part struct {
+	seq *sequence
+	n   int
+	end int // index after its last entry
+}
+
+func newLoop(cfg Config, dec decoder, voc *vocabulary, g *gauges) *loop {
+	l := &loop{cfg: cfg, dec: dec, voc: voc, g: g, batch: make([]entry, 0, cfg.BatchTokens)}
+	for slot := cfg.MaxSeqs - 1; slot >= 0; slot-- {
+		l.free = append(l.free, slot)
+	}
+	return l
+}
+
+// run executes commands and decodes until a command set closing.
+func (l *loop) run(in *inbox) {
+	for {
+		for _, f := range in.take() {
+			f(l)
+		}
+		if l.closing {
+			for _, f := range in.close() {
+				f(l)
+			}
+			l.shutdown()
+			return
+		}
+		l.admit()
+		l.plan()
+		if len(l.batch) == 0 {
+			<-in.wake
+			continue
+		}
+		l.step()
+	}
+}
+
+// shutdown ends every sequence.
+func (l *loop) shutdown() {
+	for _, s := range slices.Concat(l.running, l.waiting) {
+		l.drop(s)
+		s.end(ErrClosed)
+	}
+}
+
+// enqueue takes a new sequence, already counted in g.waiting.
+func (l *loop) enqueue(s *sequence) {
+	l.waiting = append(l.waiting, s)
+}
+
+// drop forgets a sequence and frees its cells and slot.
+func (l *loop) drop(s *sequence) {
+	if s.ended {
+		return
+	}
+	if s.slot >= 0 {
+		l.release(s)
+		return
+	}
+	if i := slices.Index(l.waiting, s); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		l.g.waiting.Add(-1)
+	}
+}
+
+// fail ends a sequence with an error.
+func (l *loop) fail(s *sequence, err error) {
+	l.drop(s)
+	s.end(err)
+}
+
+// release takes a running sequence's cells and slot back.
+func (l *loop) release(s *sequence) {
+	if err := l.dec.Keep(s.slot, 0); err != nil {
+		l.cfg.Log.Error("free the KV of a sequence", "slot", s.slot, "err", err)
+	}
+	l.running = slices.Delete(l.running, slices.Index(l.running, s), slices.Index(l.running, s)+1)
+	l.free = append(l.free, s.slot)
+	l.g.running.Add(-1)
+	l.g.cells.Add(-int64(s.cached))
+	s.slot, s.cached = -1, 0
+}
+
+// yield makes a running sequence wait again, to prefill all it has later.
+func (l *loop) yield(s *sequence, at int) {
+	l.cfg.Log.Debug("sequence gives way", "tokens", len(s.tokens), "running", len(l.running))
+	l.release(s)
+	l.waiting = slices.Insert(l.waiting, at, s)
+	l.g.waiting.Add(1)
+}
+
+// admit starts waiting sequences in order. One whose consumer has not made room
+// since it gave way does not count as waiting.
+func (l *loop) admit() {
+	for {
+		i := slices.IndexFunc(l.waiting, func(s *sequence) bool { return !s.resting() })
+		if i < 0 {
+			return
+		}
+		s := l.waiting[i]
+		if len(l.free) == 0 || !l.fits(s) {
+			j := l.lastResting()
+			if j < 0 {
+				return
+			}
+			l.yield(l.running[j], len(l.waiting))
+			continue
+		}
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+		s.slot = l.free[len(l.free)-1]
+		l.free = l.free[:len(l.free)-1]
+		l.running = append(l.running, s)
+		l.g.running.Add(1)
+		l.g.waiting.Add(-1)
+	}
+}
+
+// lastResting is the index of the youngest running sequence whose consumer is
+// behind, -1 when there is none.
+func (l *loop) lastResting() int {
+	for i := len(l.running) - 1; i >= 0; i-- {
+		if l.running[i].resting() {
+			return i
+		}
+	}
+	return -1
+}
+
+// headroom is how many tokens each sequence should be able to generate after an
+// admission before cells run out.
+const headroom = 16
+
+// fits reports whether s can start beside those running.
+func (l *loop) fits(s *sequence) bool {
+	need := min(len(s.tokens)+headroom, l.cfg.ContextLen)
+	for _, r := range l.running {
+		need += min(len(r.tokens)+headroom, l.cfg.ContextLen)
+	}
+	return need <= l.cfg.Cells
+}
+
+// plan fills the batch, making room for it first.
+func (l *loop) plan() {
+	for {
+		l.fill()
+		if int(l.g.cells.Load())+len(l.batch) <= l.cfg.Cells {
+			return
+		}
+		l.makeRoom()
+	}
+}
+
+// makeRoom frees the cells of one sequence: one that rests, else the youngest.
+// There are at least two, since one alone fits.
+func (l *loop) makeRoom() {
+	at := l.lastResting()
+	if at < 0 {
+		l.yield(l.running[len(l.running)-1], 0)
+		return
+	}
+	l.yield(l.running[at], len(l.waiting))
+}
+
+// fill collects one token of each generating sequence, then prompt tokens.
+func (l *loop) fill() {
+	l.batch, l.parts = l.batch[:0], l.parts[:0]
+	for _, s := range l.running {
+		if s.pending() == 1 && !s.resting() {
+			l.add(s, 1)
+		}
+	}
+	room := l.cfg.BatchTokens - len(l.batch)
+	if len(l.batch) > 0 {
+		room = min(room, l.cfg.PrefillTokens)
+	}
+	for _, s := range l.running {
+		if s.pending() > 1 && !s.resting() && room > 0 {
+			n := min(s.pending(), room)
+			l.add(s, n)
+			room -= n
+		}
+	}
+}
+
+// add puts the next n tokens of s into the batch.
+func (l *loop) add(s *sequence, n int) {
+	for pos := s.cached; pos < s.cached+n; pos++ {
+		l.batch = append(l.batch, entry{slot: s.slot, pos: pos, id: s.tokens[pos], logits: pos == len(s.tokens)-1})
+	}
+	l.parts = append(l.parts, part{seq: s, n: n, end: len(l.batch)})
+}
+
+// step decodes the batch and gives every sequence that is through its next token.
+func (l *loop) step() {
+	if err := l.dec.Decode(l.batch); err != nil {
+		l.failed(err)
+		return
+	}
+	for _, p := range l.parts {
+		s := p.seq
+		s.cached += p.n
+		l.g.cells.Add(int64(p.n))
+		if p.n > 1 || s.cached <= s.prompt {
+			l.g.prompt.Add(uint64(p.n))
+		}
+		if s.pending() > 0 {
+			continue
+		}
+		if err := l.choose(s, p.end-1); err != nil {
+			l.fail(s, err)
+		}
+	}
+}
+
+// failed deals with a batch that was not decoded. When the context is fuller than
+// the loop counted, the youngest sequence gives way and the rest is tried again.
+func (l *loop) failed(err error) {
+	if errors.Is(err, errNoCells) && len(l.running) > 1 && l.undo() {
+		l.cfg.Log.Warn("KV is fuller than counted", "cells", l.g.cells.Load(), "batch", len(l.batch))
+		l.makeRoom()
+		return
+	}
+	l.cfg.Log.Error("decode", "sequences", len(l.parts), "tokens", len(l.batch), "err", err)
+	for _, p := range l.parts {
+		l.fail(p.seq, fmt.Errorf("decode: %w", err))
+	}
+}
+
+// undo trims every sequence of the batch to what it held before, and reports
+// whether that worked.
+func (l *loop) undo() bool {
+	for _, p := range l.parts {
+		if l.dec.Keep(p.seq.slot, p.seq.cached) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// choose samples the next token of s from the logits of entry i and sends it.
+func (l *loop) choose(s *sequence, i int) error {
+	logits, err := l.dec.Logits(i)
+	if err != nil {
+		return err
+	}
+	l.voc.suppress(logits)
+	pick, err := s.sampler.Next(logits, &l.scratch)
+	if err != nil {
+		return err
+	}
+	l.g.generated.Add(1)
+	s.tokens = append(s.tokens, pick.ID)
+	tok := l.voc.token(pick, s.params.TopLogprobs)
+	switch {
+	case !s.params.IgnoreEOS && l.voc.ends(pick.ID):
+		tok.Finish, tok.Bytes = "stop", nil
+	case len(s.tokens)-s.prompt >= s.params.MaxTokens || len(s.tokens) >= l.cfg.ContextLen:
+		tok.Finish = "length"
+	}
+	if tok.Finish == "" {
+		s.out <- tok // has room: a resting sequence is not decoded
+		return nil
+	}
+	l.release(s) // before the consumer can see the end
+	s.out <- tok
+	s.end(nil)
+	return nil
+}

@@ -1,0 +1,65 @@
+package llamacpp
+
+import (
+	"fmt"
+
+	"github.com/ardanlabs/jinja"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// chatML is the template of models that bring none; llama-server does the same.
+const chatML = `{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}`
+
+// template renders chat messages to the model's prompt text. It is safe for
+// concurrent use.
+type template struct {
+	t        *jinja.Template
+	bos, eos string
+}
+
+// newTemplate compiles a model's Jinja template, ChatML when source is empty.
+func newTemplate(source, bos, eos string) (*template, error) {
+	if source == "" {
+		source = chatML
+	}
+	t, err := jinja.Compile(source)
+	if err != nil {
+		return nil, fmt.Errorf("compile the model's chat template: %w", err)
+	}
+	return &template{t: t, bos: bos, eos: eos}, nil
+}
+
+// render returns the prompt text up to where the assistant speaks. An error is
+// the template's own: it may refuse an order of roles, for example.
+func (t *template) render(messages []openai.Message) (string, error) {
+	list := make([]any, len(messages))
+	for i, m := range messages {
+		one := map[string]any{"role": roleForTemplate(m.Role), "content": m.Content}
+		if m.Name != "" {
+			one["name"] = m.Name
+		}
+		list[i] = one
+	}
+	return t.t.Render(map[string]any{
+		"messages":              list,
+		"add_generation_prompt": true,
+		"bos_token":             t.bos,
+		"eos_token":             t.eos,
+	})
+}
+
+// roleForTemplate maps OpenAI's newer and older role names to those that
+// templates know.
+func roleForTemplate(role string) string {
+	switch role {
+	case "developer":
+		return "system"
+	case "function":
+		return "tool"
+	}
+	return role
+}

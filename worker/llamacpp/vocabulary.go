@@ -1,0 +1,61 @@
+package llamacpp
+
+import (
+	"math"
+
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/sampling"
+)
+
+// vocabulary is what the engine knows of the model's tokens, read once: later
+// look-ups cross no library boundary and are safe for concurrent use.
+type vocabulary struct {
+	text    []byte         // the tokens' bytes, one after another
+	start   []uint32       // of token i in text; one more at the end
+	longest int            // bytes of the longest token
+	end     map[int32]bool // end-of-generation tokens
+	never   []int32        // tokens the model says must not be generated
+	bos     string         // text of the BOS token
+	eos     string         // text of the EOS token
+	addBOS  bool           // whether Tokenize puts BOS first
+}
+
+// size is the number of tokens.
+func (v *vocabulary) size() int { return len(v.start) - 1 }
+
+// has reports whether id is a token.
+func (v *vocabulary) has(id int32) bool { return id >= 0 && int(id) < v.size() }
+
+// bytes is the text of a token, empty for control tokens. It must not be changed.
+func (v *vocabulary) bytes(id int32) []byte {
+	if !v.has(id) {
+		return nil
+	}
+	return v.text[v.start[id]:v.start[id+1]:v.start[id+1]]
+}
+
+// ends reports whether id ends the answer.
+func (v *vocabulary) ends(id int32) bool { return v.end[id] }
+
+// suppress makes the tokens that must not be generated impossible.
+func (v *vocabulary) suppress(logits []float32) {
+	for _, id := range v.never {
+		if id >= 0 && int(id) < len(logits) {
+			logits[id] = float32(math.Inf(-1))
+		}
+	}
+}
+
+// token is a worker's token for a pick; alternatives < 0 leaves log-probabilities out.
+func (v *vocabulary) token(p sampling.Pick, alternatives int) worker.Token {
+	t := worker.Token{ID: p.ID, Bytes: v.bytes(p.ID)}
+	if alternatives < 0 {
+		return t
+	}
+	t.Logprob = p.Logprob
+	t.Top = make([]worker.Logprob, len(p.Top))
+	for i, a := range p.Top {
+		t.Top[i] = worker.Logprob{ID: a.ID, Bytes: v.bytes(a.ID), Logprob: a.Logprob}
+	}
+	return t
+}
