@@ -50,6 +50,7 @@ func newRoot(e *env) *cobra.Command {
 		doctorCommand(e),
 		fetchCommand(e),
 		purgeCommand(e),
+		initCommand(e), workerCommand(e), reapCommand(e),
 		versionCommand(e),
 	)
 	markStart(e, root)

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/fetch"
+	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/llamacpp"
+	"github.com/kvmesh/kvmesh/worker/sim"
+)
+
+// workerOptions are the flags of `kvmesh worker`.
+type workerOptions struct {
+	worker.Config
+	engine   string
+	context  int
+	seqs     int
+	queue    int
+	kvTokens int
+	threads  int
+	llamaLib string
+	weights  string
+	ttft     time.Duration
+	itl      time.Duration
+}
+
+func workerCommand(e *env) *cobra.Command {
+	o := workerOptions{}
+	c := &cobra.Command{
+		Use:   "worker",
+		Short: "Run one worker: an OpenAI-compatible server over an engine",
+		Long: `Run one worker. It serves the OpenAI API, /health, /ready, /metrics and Envoy's ORCA
+load reports on one port, and registers with a control plane when one is named.
+SIGTERM drains it: no new requests, running ones finish within --drain.`,
+		Example: `  kvmesh worker --id w1 --model gemma-3-270m --listen 127.0.0.1:8001
+  kvmesh worker --id w2 --engine sim --model sim-1 --control-plane http://127.0.0.1:9000`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runWorker(c.Context(), e, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.ID, "id", "", "id of the worker, unique in the mesh (default the host's name)")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:8001", "address to listen on")
+	f.StringVar(&o.Advertise, "advertise", "", "ip:port at which Envoy reaches the worker (default the listening address)")
+	f.StringVar(&o.Pool, "pool", "main", "WorkerPool it belongs to")
+	f.StringVar(&o.Zone, "zone", "", "availability zone")
+	f.StringVar(&o.Model, "model", "", "name of the model")
+	f.StringArrayVar(&o.Aliases, "alias", nil, "another name that requests may use, may be repeated")
+	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp or sim")
+	f.StringVar(&o.ControlPlane, "control-plane", "", "URL of the control plane's API")
+	f.Int64Var(&o.MaxBody, "max-body", 32<<20, "largest request body in bytes")
+	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM")
+	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
+	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 64 for sim)")
+	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length times max-num-seqs)")
+	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
+	f.StringVar(&o.llamaLib, "llama-lib", "", "folder of llama.cpp's libraries (default KVMESH_LLAMA_LIB, else the fetched ones)")
+	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
+	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
+	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
+	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim}, cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+func runWorker(ctx context.Context, e *env, o workerOptions) error {
+	if o.ID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return withHint(fmt.Errorf("name of this host: %w", err), "give --id")
+		}
+		o.ID = host
+	}
+	o.Log = e.log.With("worker", o.ID)
+	o.EngineName = o.engine
+	switch o.engine {
+	case policy.EngineSim:
+		o.Open = o.openSim
+	case policy.EngineLlamaCpp:
+		if err := o.findLlama(ctx, e); err != nil {
+			return err
+		}
+		cache, err := e.cacheDir()
+		if err != nil {
+			return err
+		}
+		o.Open = func(ctx context.Context, progress func(float64)) (worker.Engine, error) {
+			return o.openLlama(ctx, filepath.Join(cache, "hashes"), progress)
+		}
+	default:
+		return usagef("--engine %q: want %s or %s", o.engine, policy.EngineLlamaCpp, policy.EngineSim)
+	}
+	return worker.Run(ctx, o.Config)
+}
+
+func (o workerOptions) openSim(context.Context, func(float64)) (worker.Engine, error) {
+	return sim.New(sim.Config{Name: o.Model, ContextLen: o.context, MaxSeqs: o.seqs, MaxQueue: o.queue, TTFT: o.ttft, ITL: o.itl})
+}
+
+// findLlama fills in the library and the weights from the fetched assets.
+func (o *workerOptions) findLlama(ctx context.Context, e *env) error {
+	var names []string
+	if o.llamaLib == "" {
+		names = append(names, fetch.Llama)
+	}
+	if o.weights == "" {
+		names = append(names, fetch.Model)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	cfg, err := fetchConfig(e)
+	if err != nil {
+		return err
+	}
+	paths, err := e.ensure(ctx, cfg, names...)
+	if err != nil {
+		return err
+	}
+	if o.llamaLib == "" {
+		o.llamaLib = paths.LlamaLib
+	}
+	if o.weights == "" {
+		o.weights = paths.Model
+	}
+	return nil
+}
+
+func (o workerOptions) openLlama(ctx context.Context, hashes string, progress func(float64)) (worker.Engine, error) {
+	if o.seqs == 0 {
+		o.seqs = 4
+	}
+	if o.kvTokens == 0 {
+		o.kvTokens = o.context * o.seqs
+	}
+	return llamacpp.Open(ctx, llamacpp.Config{
+		LibDir: o.llamaLib, ModelPath: o.weights, Name: o.Model, CacheDir: hashes,
+		ContextLen: o.context, Cells: o.kvTokens, MaxSeqs: o.seqs, MaxQueue: o.queue, Threads: o.threads,
+		Progress: progress, Log: o.Log,
+	})
+}
