@@ -6,6 +6,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -147,10 +148,8 @@ func goTool(f Facts) Result {
 // toFetch says whether one of names is still to be fetched.
 func (f Facts) toFetch(names ...string) bool {
 	for _, name := range names {
-		for _, missing := range f.ToFetch {
-			if name == missing {
-				return true
-			}
+		if slices.Contains(f.ToFetch, name) {
+			return true
 		}
 	}
 	return false

