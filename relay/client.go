@@ -1,0 +1,169 @@
+package relay
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// client is the client's side of one request. The response begins with the first
+// event, the whole answer, an error, or the first keep-alive of a silent stream;
+// until then its status and headers are open. Safe for concurrent use.
+type client struct {
+	w         http.ResponseWriter
+	rc        *http.ResponseController
+	keepAlive time.Duration // 0: this answer is no stream
+	stall     time.Duration
+	stalled   func() // called when the client leaves an event untaken
+
+	writing atomic.Int64 // Unix ns since when a write is under way, 0 while none is
+
+	mu     sync.Mutex
+	begun  bool
+	closed bool
+	err    error // of the connection; nothing is written after it
+	last   time.Time
+	timer  *time.Timer // nil without stream
+}
+
+func newClient(w http.ResponseWriter, keepAlive, stall time.Duration, stalled func()) *client {
+	return &client{w: w, rc: http.NewResponseController(w), keepAlive: keepAlive, stall: stall, stalled: stalled}
+}
+
+// keepOpen makes it a stream that is kept alive.
+func (c *client) keepOpen() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = time.Now()
+	// tick sets the timer itself, so the timer must be known before it can fire.
+	c.timer = time.AfterFunc(never, c.tick)
+	c.timer.Reset(min(c.keepAlive, c.stall))
+}
+
+const never = time.Duration(1 << 62)
+
+// tick writes a comment when the stream was silent for long, cuts a client that
+// does not read, and sets itself again.
+func (c *client) tick() {
+	if !c.mu.TryLock() { // a write is under way, or just over
+		if at := c.writing.Load(); at != 0 && time.Since(time.Unix(0, at)) >= c.stall {
+			c.stalled()
+			_ = c.rc.SetWriteDeadline(time.Unix(1, 0)) // wakes the blocked write
+			return
+		}
+		c.timer.Reset(min(c.keepAlive, c.stall) / 4)
+		return
+	}
+	defer c.mu.Unlock()
+	if c.closed || c.err != nil {
+		return
+	}
+	silent := time.Since(c.last)
+	if silent >= c.keepAlive {
+		c.timer.Reset(c.stall) // should this very write block
+		c.beginLocked(http.StatusOK, streamHeader())
+		_ = c.writeLocked([]byte(openai.Comment)) // kept in c.err
+		silent = 0
+	}
+	c.timer.Reset(min(c.keepAlive-silent, c.stall))
+}
+
+func streamHeader() http.Header {
+	return http.Header{"Content-Type": {"text/event-stream"}, "Cache-Control": {"no-cache"}}
+}
+
+// started reports whether status and headers went out.
+func (c *client) started() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.begun
+}
+
+// begin sends status and headers unless they went out.
+func (c *client) begin(status int, h http.Header) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.beginLocked(status, h)
+}
+
+func (c *client) beginLocked(status int, h http.Header) {
+	if c.begun || c.closed {
+		return
+	}
+	c.begun = true
+	maps.Copy(c.w.Header(), h)
+	c.w.WriteHeader(status)
+}
+
+// event sends one whole event of a stream that has begun.
+func (c *client) event(raw []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.writeLocked(raw)
+}
+
+func (c *client) writeLocked(raw []byte) error {
+	if c.err != nil {
+		return c.err
+	}
+	if c.closed {
+		return errClosed
+	}
+	c.last = time.Now()
+	c.writing.Store(c.last.UnixNano())
+	defer c.writing.Store(0)
+	if _, c.err = c.w.Write(raw); c.err == nil {
+		c.err = c.rc.Flush()
+	}
+	return c.err
+}
+
+var errClosed = errors.New("the answer is complete")
+
+// whole sends a complete answer. A stream that has begun takes an error instead.
+func (c *client) whole(status int, h http.Header, body []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.begun {
+		return errClosed
+	}
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	_ = c.rc.SetWriteDeadline(time.Now().Add(c.stall)) // where it cannot be set, Envoy's time-outs hold
+	c.beginLocked(status, h)
+	c.closed = true
+	_, c.err = c.w.Write(body)
+	return c.err
+}
+
+// fail ends the answer with an error: a whole response, or one event where the
+// stream has begun.
+func (c *client) fail(e *openai.Error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	if c.begun {
+		_ = c.writeLocked(e.Event()) // the client may be gone
+	} else {
+		c.begun = true
+		e.Write(c.w)
+	}
+	c.closed = true
+}
+
+// close ends the answer; nothing is written after it.
+func (c *client) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+}

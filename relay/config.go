@@ -1,0 +1,103 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// Config configures a Relay. Zero durations and sizes take the default named at
+// the field.
+type Config struct {
+	// Policy holds the routes' time-outs and retries. Required, read-only.
+	Policy *policy.Set
+	// Picker names workers and counts what they carry. Required.
+	Picker *picker.Picker
+	// DialEgress connects to Envoy's egress listener, which speaks HTTP/2 without
+	// TLS. Required.
+	DialEgress func(ctx context.Context) (net.Conn, error)
+	// Held is the budget, in bytes, of bodies that the gateway holds at once,
+	// shared with ext_proc. Required.
+	Held *semaphore.Weighted
+	// Registerer takes the metrics. Required.
+	Registerer prometheus.Registerer
+	// Log takes what an operator should know. Required.
+	Log *slog.Logger
+
+	// KeepAlive is the silence after which a stream gets a comment; 15 s.
+	KeepAlive time.Duration
+	// ClientStall is how long a client may leave one event untaken; 5 min.
+	ClientStall time.Duration
+	// BodyTimeout is how long a request body may take to arrive; 1 min. Envoy has
+	// the whole body before it sends any of it.
+	BodyTimeout time.Duration
+	// Drain is how long running answers may go on once Run's context ended; 30 s.
+	Drain time.Duration
+	// BackOff is the pause before the first further attempt; 10 ms. It doubles
+	// with each, up to 25 times that.
+	BackOff time.Duration
+	// MaxEvent is the largest event of a stream in bytes; 4 MiB.
+	MaxEvent int
+	// MaxAnswer is the largest answer without streaming in bytes; 64 MiB.
+	MaxAnswer int64
+	// RetryShare is the largest share of running requests that may be further
+	// attempts; 0.2. MinRetries are allowed however few requests run; 10.
+	RetryShare float64
+	MinRetries int64
+}
+
+func (c *Config) setDefaults() {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&c.KeepAlive, 15 * time.Second}, {&c.ClientStall, 5 * time.Minute}, {&c.BodyTimeout, time.Minute},
+		{&c.Drain, 30 * time.Second}, {&c.BackOff, 10 * time.Millisecond},
+	} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.MaxEvent == 0 {
+		c.MaxEvent = 4 << 20
+	}
+	if c.MaxAnswer == 0 {
+		c.MaxAnswer = 64 << 20
+	}
+	if c.RetryShare == 0 {
+		c.RetryShare = 0.2
+	}
+	if c.MinRetries == 0 {
+		c.MinRetries = 10
+	}
+}
+
+// Validate fills in defaults and reports the first field that is missing.
+func (c *Config) Validate() error {
+	c.setDefaults()
+	switch {
+	case c.Policy == nil:
+		return errors.New("relay: Policy: missing")
+	case c.Policy.Mesh.MaxBody <= 0:
+		return errors.New("relay: Policy.Mesh.MaxBody: want a positive number of bytes")
+	case c.Picker == nil:
+		return errors.New("relay: Picker: missing")
+	case c.DialEgress == nil:
+		return errors.New("relay: DialEgress: missing")
+	case c.Held == nil:
+		return errors.New("relay: Held: missing")
+	case c.Registerer == nil:
+		return errors.New("relay: Registerer: missing")
+	case c.Log == nil:
+		return errors.New("relay: Log: missing")
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package relay
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+)
+
+// outHeader makes the header of an attempt out of the client's.
+func outHeader(in http.Header) http.Header {
+	out := passed(in)
+	// An answer is read on the way, so it must come uncompressed; the body is held
+	// already, so nobody waits for a 100.
+	for _, name := range []string{"Accept-Encoding", "Expect", names.Route, names.ModelRoute, names.Destination, names.Pool, names.Stream, names.Attempt, names.ExpectWorker} {
+		out.Del(name)
+	}
+	if _, ok := out["User-Agent"]; !ok {
+		out["User-Agent"] = nil // keeps the transport from adding its own
+	}
+	return out
+}
+
+// answerHeader makes the header of the client's answer out of the worker's.
+func answerHeader(in http.Header, worker string) http.Header {
+	out := passed(in)
+	out.Del(names.Upstream)
+	out.Del("Endpoint-Load-Metrics")
+	if out.Get(names.Worker) == "" {
+		out.Set(names.Worker, worker)
+	}
+	return out
+}
+
+// passed copies a header without what belongs to one connection only, the length,
+// and Envoy's own.
+func passed(in http.Header) http.Header {
+	out := make(http.Header, len(in)+4)
+	for name, values := range in {
+		if !strings.HasPrefix(name, "X-Envoy-") {
+			out[name] = values
+		}
+	}
+	for _, v := range in["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			out.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range []string{
+		"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+		"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length",
+	} {
+		delete(out, name)
+	}
+	return out
+}
+
+// isJSON and isEvents look at a content type.
+func isJSON(h http.Header) bool   { return hasType(h, "application/json") }
+func isEvents(h http.Header) bool { return hasType(h, "text/event-stream") }
+
+func hasType(h http.Header, want string) bool {
+	got, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(got), want)
+}

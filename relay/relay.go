@@ -1,0 +1,163 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// Relay is the handler of generation requests. It is safe for concurrent use.
+type Relay struct {
+	cfg     Config
+	metrics *metrics
+	egress  *http.Transport
+	retries retryBudget
+
+	// cut ends when running answers must end with an error.
+	cut    context.Context
+	cutNow context.CancelFunc
+}
+
+// Causes for which the relay itself ends a request.
+var (
+	errFirstByte = errors.New("no token within the route's firstByte time-out")
+	errIdle      = errors.New("no token within the route's streamIdle time-out")
+	errRequest   = errors.New("not complete within the route's request time-out")
+	errStalled   = errors.New("the client does not take what is sent")
+	errDraining  = errors.New("the gateway is stopping")
+)
+
+// errEgress says that an attempt failed before it reached Envoy.
+var errEgress = errors.New("egress listener")
+
+// Windows and limits of both HTTP/2 sides.
+const (
+	streamWindow  = 256 << 10 // most bytes of an answer held for a slow client
+	bodyWindow    = 1 << 20   // of a request body, per stream
+	maxStreams    = 10_000
+	headerTimeout = 10 * time.Second
+	pingAfter     = 30 * time.Second // a silent connection to Envoy is checked
+	pingTimeout   = 15 * time.Second
+	lastWords     = 2 * time.Second // for the error events of a drain that took too long
+)
+
+// New returns a Relay.
+func New(cfg Config) (*Relay, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	m, err := newMetrics(cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of relay: %w", err)
+	}
+	r := &Relay{cfg: cfg, metrics: m, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}}
+	r.cut, r.cutNow = context.WithCancel(context.Background())
+	r.egress = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := cfg.DialEgress(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", errEgress, err)
+			}
+			return conn, nil
+		},
+		DisableCompression: true, // answers pass as they are
+		Protocols:          protocols(false),
+		HTTP2: &http.HTTP2Config{
+			MaxReceiveBufferPerStream: streamWindow,
+			SendPingTimeout:           pingAfter, PingTimeout: pingTimeout,
+		},
+	}
+	return r, nil
+}
+
+func protocols(http1 bool) *http.Protocols {
+	p := &http.Protocols{}
+	p.SetHTTP1(http1)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+// Run serves on lis (HTTP/1.1, and HTTP/2 without TLS) until ctx ends. Then it
+// takes no new requests and lets running answers finish; those that run longer
+// than Config.Drain end with an error event. It closes lis.
+func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
+	srv := &http.Server{
+		Handler:           r,
+		Protocols:         protocols(true),
+		ReadHeaderTimeout: headerTimeout,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerStream: bodyWindow},
+		ErrorLog:          slog.NewLogLogger(r.cfg.Log.Handler(), slog.LevelWarn),
+	}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		r.shutdown(context.WithoutCancel(ctx), srv)
+	})
+	err := srv.Serve(lis)
+	if stop() { // ctx is still alive: Serve failed by itself
+		r.cutNow()
+		_ = srv.Close() // the error to report is Serve's
+		return fmt.Errorf("serve relay on %s: %w", lis.Addr(), err)
+	}
+	<-stopped
+	return nil
+}
+
+// shutdown gives running answers time to end, then the time to say that they
+// were cut, then none.
+func (r *Relay) shutdown(ctx context.Context, srv *http.Server) {
+	defer r.egress.CloseIdleConnections()
+	drain, cancel := context.WithTimeout(ctx, r.cfg.Drain)
+	defer cancel()
+	err := srv.Shutdown(drain)
+	r.cutNow()
+	if err == nil {
+		return
+	}
+	r.cfg.Log.Warn("answers still run at the end of the drain time; they end with an error", "drain", r.cfg.Drain)
+	last, cancel := context.WithTimeout(ctx, lastWords)
+	defer cancel()
+	if srv.Shutdown(last) != nil {
+		_ = srv.Close() // nothing is left to wait for
+	}
+}
+
+// ServeHTTP carries one request.
+func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
+	start := time.Now()
+	ep, ok := openai.EndpointOf(in.URL.Path)
+	switch {
+	case !ok:
+		openai.Errorf(http.StatusNotFound, "The relay serves %s and %s only.", openai.Chat, openai.Completions).Write(w)
+		return
+	case in.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		openai.MethodNotAllowed(in.Method, in.URL.Path, http.MethodPost).Write(w)
+		return
+	case in.Header.Get(names.Pool) == "":
+		openai.Errorf(http.StatusBadRequest, "The relay serves requests of the mesh's edge only.").Write(w)
+		return
+	}
+	b, apiErr := r.readBody(w, in)
+	if apiErr != nil {
+		apiErr.Write(w)
+		return
+	}
+	defer b.release()
+	req, apiErr := openai.Parse(ep, b.data)
+	if apiErr != nil {
+		apiErr.Write(w)
+		return
+	}
+	j := r.newJob(w, in, req, start)
+	j.body = b
+	defer j.finish()
+	j.run()
+}
