@@ -46,7 +46,7 @@ func Gather(ctx context.Context, p Places) Facts {
 	}
 	programs(ctx, p, &f)
 	if f.OS == "linux" {
-		f.Glibc = version(ctx, "getconf", "GNU_LIBC_VERSION")
+		f.Glibc = glibc()
 		if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 			f.SharedMemory = free("/dev/shm")
 		}
@@ -155,4 +155,19 @@ func loads(library string) bool {
 	// Closing gives the handle back; a library that is in use stays.
 	_ = purego.Dlclose(handle)
 	return true
+}
+
+// glibc asks the C library for its version, empty when it is another one.
+func glibc() string {
+	handle, err := purego.Dlopen("libc.so.6", purego.RTLD_LAZY|purego.RTLD_LOCAL)
+	if err != nil {
+		return ""
+	}
+	address, err := purego.Dlsym(handle, "gnu_get_libc_version")
+	if err != nil {
+		return ""
+	}
+	var ask func() string
+	purego.RegisterFunc(&ask, address)
+	return ask()
 }
