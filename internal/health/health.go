@@ -96,7 +96,11 @@ type Verdict struct {
 func Assess(now time.Time, c Config, in Input, prev Verdict) Verdict {
 	switch {
 	case in.Draining:
-		return Verdict{Status: Draining, Weight: MinWeight, Reason: "draining", dead: true}
+		v := Verdict{Status: Draining, Weight: MinWeight, Reason: "draining", dead: true}
+		if in.Failed != "" {
+			v.Reason += "; " + in.Failed
+		}
+		return v
 	case in.Failed != "":
 		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: in.Failed, dead: true}
 	case in.Loading:
@@ -110,24 +114,31 @@ func Assess(now time.Time, c Config, in Input, prev Verdict) Verdict {
 		return Verdict{Status: Timeout, Weight: MinWeight, Reason: fmt.Sprintf("silent for more than %v", c.Silence)}
 	}
 	if in.Report.At.IsZero() && !in.Heartbeat {
-		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: "no report yet", dead: true}
+		// It says it is ready and only its load is unknown: better than nobody.
+		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: "no report yet"}
 	}
 	if in.Report.At.IsZero() || now.Sub(in.Report.At) > c.Expiration || now.Sub(in.Since) < c.Blackout {
 		return Verdict{Status: Healthy}
 	}
-	return Verdict{Status: Healthy, Weight: settle(weigh(c, in.Report), prev, c.Hysteresis)}
+	w := weigh(c, in.Report)
+	if w == 0 {
+		return Verdict{Status: Healthy, Reason: "its load report is no number"}
+	}
+	return Verdict{Status: Healthy, Weight: settle(w, prev, c.Hysteresis)}
 }
 
 // weigh turns a load into a weight: inversely proportional to utilization, as in
-// A58 at equal request rates, with failed requests counted as load.
+// A58 at equal request rates, with failed requests counted as load. It is 0 when
+// the report makes no sense: a worker that cannot count must not get the most.
 func weigh(c Config, r Report) uint32 {
 	u := r.Utilization
-	if r.EPS > 0 && r.RPS+r.EPS > 0 {
-		u += c.ErrorPenalty * r.EPS / (r.RPS + r.EPS)
+	if r.EPS > 0 {
+		u += c.ErrorPenalty * r.EPS / (max(r.RPS, 0) + r.EPS)
 	}
-	if math.IsNaN(u) || u < 0.1 {
-		u = 0.1
+	if math.IsNaN(u) || r.Utilization < 0 {
+		return 0
 	}
+	u = max(u, 0.1)
 	return uint32(min(max(math.Round(fullAt/u), MinWeight), MaxWeight))
 }
 
@@ -164,7 +175,8 @@ func Pool(c Config, vs []Verdict) {
 	if n > 0 {
 		mean = max(sum/n, MinWeight)
 	}
-	need := uint32(math.Ceil(c.MinShare * float64(members)))
+	// The small step down keeps 0.1 × 30 from being 3.0000000000000004.
+	need := uint32(math.Ceil(c.MinShare*float64(members) - 1e-9))
 	for i := range vs {
 		if vs[i].Weight == 0 {
 			vs[i].Weight = mean

@@ -53,11 +53,11 @@ type Member struct {
 // Embedded is the registry of the control plane's own process. What matters
 // survives its death in one file of StateDir. Safe for concurrent use.
 type Embedded struct {
-	path   string
-	log    *slog.Logger
-	static map[string]bool
+	path string
+	log  *slog.Logger
 
 	mu      sync.Mutex
+	static  map[string]bool
 	members map[string]*Member
 	drains  map[string]time.Time // id → when it was drained
 	saved   time.Time            // when the file was last written
@@ -89,12 +89,10 @@ type stored struct {
 // workers register again within a heartbeat.
 func Open(c Config, now time.Time) (*Embedded, error) {
 	e := &Embedded{
-		path: filepath.Join(c.Dir, "registry.json"), log: c.Log, static: map[string]bool{},
+		path: filepath.Join(c.Dir, "registry.json"), log: c.Log,
 		members: map[string]*Member{}, drains: map[string]time.Time{},
 	}
-	for _, id := range c.Static {
-		e.static[id] = true
-	}
+	e.SetStatic(c.Static)
 	raw, err := os.ReadFile(e.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return e, nil
@@ -123,17 +121,28 @@ func Open(c Config, now time.Time) (*Embedded, error) {
 	return e, nil
 }
 
+// SetStatic replaces the ids of the servers that the policy names.
+func (e *Embedded) SetStatic(ids []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.static = map[string]bool{}
+	for _, id := range ids {
+		e.static[id] = true
+		delete(e.members, id)
+	}
+}
+
 // Register takes a registration or its renewal. changed says whether it told
 // anything new.
 func (e *Embedded) Register(r fleet.Registration, now time.Time) (changed bool, err error) {
 	if err := r.Validate(); err != nil {
 		return false, err
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.static[r.ID] {
 		return false, fmt.Errorf("worker %s: %w: the policy lists a server of this id", r.ID, ErrStale)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	old := e.members[r.ID]
 	if old != nil && old.Incarnation > r.Incarnation {
 		return false, fmt.Errorf("worker %s: %w", r.ID, ErrStale)

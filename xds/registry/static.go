@@ -58,6 +58,18 @@ func Servers(set *policy.Set) ([]Server, error) {
 	return out, nil
 }
 
+// Hostname is what the server calls itself in host headers. With TLS it is the
+// name its certificate carries, which has no port.
+func (s Server) Hostname() string {
+	switch {
+	case s.TLS || s.Port == "80" && !strings.Contains(s.Host, ":"):
+		return s.Host
+	case s.Port == "80":
+		return "[" + s.Host + "]"
+	}
+	return net.JoinHostPort(s.Host, s.Port)
+}
+
 // Observation is what one probe found.
 type Observation struct {
 	At      time.Time
@@ -131,11 +143,13 @@ func (p *Prober) Run(ctx context.Context, found func(Observation)) {
 // does it do. It must not be called twice at the same time.
 func (p *Prober) Probe(ctx context.Context) Observation {
 	addr, err := resolve(ctx, p.server.Host, p.server.Port)
-	if err != nil {
-		return Observation{At: time.Now(), Address: p.address, Failed: fmt.Sprintf("name lookup: %v", err)}
-	}
-	p.address = addr
-	o := Observation{Address: addr}
+	switch {
+	case err == nil:
+		p.address = addr
+	case p.address == "":
+		return Observation{At: time.Now(), Failed: fmt.Sprintf("name lookup: %v", err)}
+	} // else the name server is away: the last address has to do
+	o := Observation{Address: p.address}
 	if err := p.well(ctx); err != nil {
 		o.At = time.Now()
 		o.Failed, o.Silent = verdict(err)
@@ -231,13 +245,7 @@ func (p *Prober) get(ctx context.Context, path string) ([]byte, error) {
 	if p.server.TLS {
 		scheme = "https"
 	}
-	host := p.server.Host
-	if def := map[string]string{"http": "80", "https": "443"}[scheme]; p.server.Port != def {
-		host = net.JoinHostPort(host, p.server.Port)
-	} else if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+host+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+p.server.Hostname()+path, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,217 @@
+package xds
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/xds/registry"
+)
+
+// maxRegistration bounds the body of a registration.
+const maxRegistration = 64 << 10
+
+// serveAPI serves the HTTP API until ctx ends.
+func (cp *ControlPlane) serveAPI(ctx context.Context) error {
+	srv := &http.Server{
+		Handler: cp.api(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if srv.Shutdown(grace) != nil {
+			_ = srv.Close() // whoever is left had a second
+		}
+	})
+	defer stop()
+	return srv.Serve(cp.config.ListenAPI)
+}
+
+// api is the handler of the HTTP API. A web page must not reach it through the
+// operator's browser: cross-origin writes are refused, and so are host names that
+// an attacker could point at us.
+func (cp *ControlPlane) api() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("PUT /v1/workers/{id}", cp.register)
+	mux.HandleFunc("DELETE /v1/workers/{id}", cp.deregister)
+	mux.HandleFunc("GET /v1/workers", cp.listWorkers)
+	mux.HandleFunc("GET /v1/clusters", cp.listClusters)
+	mux.HandleFunc("POST /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, true) })
+	mux.HandleFunc("DELETE /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, false) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(cp.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		openai.Errorf(http.StatusNotFound, "There is no %s %s.", r.Method, r.URL.Path).Write(w)
+	})
+	guard := http.NewCrossOriginProtection()
+	guard.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		openai.Errorf(http.StatusForbidden, "Cross-origin requests are refused.").Write(w)
+	}))
+	return localHost(guard.Handler(mux))
+}
+
+func localHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
+			openai.Errorf(http.StatusForbidden, "Use the API by its IP address or as localhost.").Write(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
+	var reg fleet.Registration
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRegistration))
+	if err := dec.Decode(&reg); err != nil {
+		openai.Errorf(http.StatusBadRequest, "The registration is no JSON object: %v", err).Write(w)
+		return
+	}
+	if id := r.PathValue("id"); reg.ID != id {
+		openai.Invalid("id", "The path names %q and the body %q.", id, reg.ID).Write(w)
+		return
+	}
+	if !cp.state.hasPool(reg.Pool) {
+		openai.Invalid("pool", "There is no WorkerPool %q.", reg.Pool).Write(w)
+		return
+	}
+	if err := reg.Validate(); err != nil {
+		openai.Errorf(http.StatusBadRequest, "%v", err).Write(w)
+		return
+	}
+	changed, err := cp.registry.Register(reg, time.Now())
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	if changed {
+		cp.log.Info("worker registered", "worker", reg.ID, "pool", reg.Pool, "address", reg.Address, "state", cmp.Or(reg.State, fleet.StateReady))
+		cp.sync()
+	} else {
+		cp.state.heartbeat(reg.ID, reg.Incarnation, time.Now())
+	}
+	writeJSON(w, fleet.Lease{TTLSeconds: fleet.TTL.Seconds()})
+}
+
+func (cp *ControlPlane) deregister(w http.ResponseWriter, r *http.Request) {
+	var incarnation uint64
+	if s := r.URL.Query().Get("incarnation"); s != "" {
+		var err error
+		if incarnation, err = strconv.ParseUint(s, 10, 64); err != nil {
+			openai.Invalid("incarnation", "%q is no number.", s).Write(w)
+			return
+		}
+	}
+	id := r.PathValue("id")
+	if err := cp.registry.Deregister(id, incarnation, time.Now()); err != nil {
+		writeError(w, err)
+		return
+	}
+	cp.log.Info("worker left", "worker", id)
+	cp.sync()
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (cp *ControlPlane) drain(w http.ResponseWriter, r *http.Request, on bool) {
+	id := r.PathValue("id")
+	if err := cp.registry.Drain(id, on, time.Now()); err != nil {
+		writeError(w, err)
+		return
+	}
+	cp.log.Info("drain", "worker", id, "on", on)
+	cp.sync()
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (cp *ControlPlane) listWorkers(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, fleet.WorkerList{Workers: cp.state.views()})
+}
+
+func (cp *ControlPlane) listClusters(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, fleet.ClusterList{Clusters: cp.state.clusters()})
+}
+
+// writeError answers with the status that belongs to a registry's error.
+func writeError(w http.ResponseWriter, err error) {
+	status := http.StatusInternalServerError
+	switch {
+	case errors.Is(err, registry.ErrStale):
+		status = http.StatusConflict
+	case errors.Is(err, registry.ErrUnknown):
+		status = http.StatusNotFound
+	}
+	openai.Errorf(status, "%v", err).Write(w)
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	raw, err := json.Marshal(v)
+	if err != nil { // for instance a NaN
+		openai.Errorf(http.StatusInternalServerError, "answer: %v", err).Write(w)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(raw, '\n')) // the client may be gone
+}
+
+// views lists all workers, sorted by id.
+func (s *state) views() []fleet.WorkerView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]fleet.WorkerView, 0, len(s.workers))
+	for _, w := range s.workers {
+		m := w.member
+		out = append(out, fleet.WorkerView{
+			ID: w.id, Address: m.Address, PID: m.PID, Pool: m.Pool, Zone: m.Zone, Model: m.Model, Aliases: m.Aliases,
+			Engine: m.Engine, Status: w.shown.Status.String(), Weight: w.shown.Weight,
+			Running: w.load.GetRunning(), Waiting: w.load.GetWaiting(), KVUsage: w.load.GetKvUsage(),
+			Reason: w.shown.Reason,
+		})
+	}
+	slices.SortFunc(out, func(a, b fleet.WorkerView) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
+
+// clusters lists the pools' clusters with the endpoints Envoy should have.
+func (s *state) clusters() []fleet.ClusterView {
+	out := []fleet.ClusterView{}
+	for _, p := range s.all() {
+		c := fleet.ClusterView{Name: names.PoolCluster(p.name), Endpoints: []fleet.EndpointView{}}
+		s.mu.Lock()
+		for _, w := range p.workers {
+			if w.member.Address == "" {
+				continue
+			}
+			c.Endpoints = append(c.Endpoints, fleet.EndpointView{
+				ID: w.id, Address: w.member.Address, Zone: w.member.Zone,
+				Status: w.shown.Status.String(), Weight: w.shown.Weight,
+			})
+		}
+		s.mu.Unlock()
+		slices.SortFunc(c.Endpoints, func(a, b fleet.EndpointView) int { return cmp.Compare(a.ID, b.ID) })
+		out = append(out, c)
+	}
+	return out
+}
+
+// heartbeat notes the renewal of an unchanged registration.
+func (s *state) heartbeat(id string, incarnation uint64, now time.Time) {
+	s.update(id, incarnation, now, func(w *worker) { w.in.Heard = now })
+}

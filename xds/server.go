@@ -1,0 +1,286 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvmesh/kvmesh/envoy"
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
+	"github.com/kvmesh/kvmesh/internal/names"
+)
+
+// allNodes is the one node key of the snapshot cache: every Envoy of a mesh gets
+// the same configuration.
+const allNodes = "mesh"
+
+type sameForAll struct{}
+
+func (sameForAll) ID(*corev3.Node) string { return allNodes }
+
+// server hands resources out over delta ADS. Endpoints and the fleet change all
+// the time, so they are in caches that compare one resource; the rest is a
+// snapshot. Resource versions are hashes of the content: a client that comes over
+// from another replica, or from before a restart, is sent only what differs.
+type server struct {
+	log     *slog.Logger
+	metrics *metrics
+
+	endpoints *cache.LinearCache
+	fleet     *cache.LinearCache
+	rest      cache.SnapshotCache
+
+	mu      sync.Mutex
+	stored  map[string]proto.Message // type URL + "\n" + name → resource, for the snapshot
+	changed chan struct{}            // capacity 1: stored changed
+}
+
+func newServer(log *slog.Logger, m *metrics) (*server, error) {
+	quiet := cacheLog{log}
+	return &server{
+		log: log, metrics: m,
+		endpoints: cache.NewLinearCache(resource.EndpointType, cache.WithLogger(quiet)),
+		fleet:     cache.NewLinearCache(fleet.TypeURL, cache.WithLogger(quiet)),
+		rest:      cache.NewSnapshotCache(false, sameForAll{}, quiet),
+		stored:    map[string]proto.Message{},
+		changed:   make(chan struct{}, 1),
+	}, nil
+}
+
+// mux routes a request to the cache of its type. Types we have nothing of go to
+// the snapshot too, which leaves them unanswered instead of ending the stream.
+func (s *server) mux() *cache.MuxCache {
+	key := func(typeURL string) string {
+		switch typeURL {
+		case resource.EndpointType, fleet.TypeURL:
+			return typeURL
+		}
+		return allNodes
+	}
+	return &cache.MuxCache{
+		Classify:      func(r *cache.Request) string { return key(r.GetTypeUrl()) },
+		ClassifyDelta: func(r *cache.DeltaRequest) string { return key(r.GetTypeUrl()) },
+		Caches: map[string]cache.Cache{
+			resource.EndpointType: s.endpoints, fleet.TypeURL: s.fleet, allNodes: s.rest,
+		},
+	}
+}
+
+// configure replaces listeners, routes and clusters.
+func (s *server) configure(r envoy.Resources) error {
+	byType := map[resource.Type][]types.Resource{
+		resource.ListenerType: resources(r.Listeners),
+		resource.RouteType:    resources(r.Routes),
+		resource.ClusterType:  resources(r.Clusters),
+	}
+	version, err := contentVersion(byType)
+	if err != nil {
+		return fmt.Errorf("version of the configuration: %w", err)
+	}
+	snapshot, err := cache.NewSnapshot(version, byType)
+	if err != nil {
+		return fmt.Errorf("snapshot of the configuration: %w", err)
+	}
+	if err := s.rest.SetSnapshot(context.Background(), allNodes, snapshot); err != nil {
+		return fmt.Errorf("publish the configuration: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for typeURL, rs := range byType {
+		s.dropLocked(func(key string) bool { return strings.HasPrefix(key, typeURL+"\n") })
+		for _, res := range rs {
+			s.stored[typeURL+"\n"+cache.GetResourceName(res)] = res
+		}
+	}
+	s.noteLocked()
+	return nil
+}
+
+func resources[M types.Resource](ms []M) []types.Resource {
+	out := make([]types.Resource, len(ms))
+	for i, m := range ms {
+		out[i] = m
+	}
+	return out
+}
+
+// contentVersion is a hash over everything, in a fixed order.
+func contentVersion(byType map[resource.Type][]types.Resource) (string, error) {
+	h := fnv.New64a()
+	for _, typeURL := range []string{resource.ListenerType, resource.RouteType, resource.ClusterType} {
+		for _, r := range byType[typeURL] {
+			raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+			if err != nil {
+				return "", err
+			}
+			_, _ = h.Write(raw) // a hash never fails
+		}
+	}
+	return fmt.Sprintf("%016x", h.Sum64()), nil
+}
+
+// setEndpoints publishes the endpoints of a pool.
+func (s *server) setEndpoints(pool string, eps []envoy.Endpoint) {
+	cla := envoy.Endpoints(pool, eps)
+	if err := cla.ValidateAll(); err != nil {
+		s.log.Error("endpoints not published", "pool", pool, "err", err)
+		return
+	}
+	if err := s.endpoints.UpdateResource(cla.GetClusterName(), cla); err != nil {
+		s.log.Error("endpoints not published", "pool", pool, "err", err)
+		return
+	}
+	s.metrics.pushes.WithLabelValues("endpoints").Inc()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stored[resource.EndpointType+"\n"+cla.GetClusterName()] = cla
+	s.noteLocked()
+}
+
+// forget removes the endpoints of pools that are no more.
+func (s *server) forget(pools []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key := range s.stored {
+		typeURL, name, _ := strings.Cut(key, "\n")
+		if typeURL != resource.EndpointType || slices.Contains(pools, strings.TrimPrefix(name, names.PoolPrefix)) {
+			continue
+		}
+		delete(s.stored, key)
+		if err := s.endpoints.DeleteResource(name); err != nil {
+			s.log.Error("endpoints not removed", "cluster", name, "err", err)
+		}
+	}
+	s.noteLocked()
+}
+
+// setFleet publishes what became of workers, and which are gone.
+func (s *server) setFleet(update []*fleetpb.Worker, removed []string) {
+	byName := make(map[string]types.Resource, len(update))
+	for _, w := range update {
+		byName[w.GetId()] = w
+	}
+	if err := s.fleet.UpdateResources(byName, removed); err != nil {
+		s.log.Error("fleet not published", "err", err)
+		return
+	}
+	s.metrics.pushes.WithLabelValues("fleet").Inc()
+}
+
+func (s *server) dropLocked(drop func(key string) bool) {
+	for key := range s.stored {
+		if drop(key) {
+			delete(s.stored, key)
+		}
+	}
+}
+
+func (s *server) noteLocked() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// serve answers Envoys and gateways until ctx ends.
+func (s *server) serve(ctx context.Context, addr string) error {
+	ln, err := listen(addr)
+	if err != nil {
+		return fmt.Errorf("listen for xDS at %s: %w", addr, err)
+	}
+	s.log.Info("control plane serves", "xds", addr)
+	return serveADS(ctx, ln, s.mux(), s.callbacks())
+}
+
+// serveADS serves a cache on a listener until ctx ends.
+func serveADS(ctx context.Context, ln net.Listener, c cache.Cache, cb serverv3.Callbacks) error {
+	g := grpc.NewServer(
+		grpc.MaxConcurrentStreams(10000),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, cb))
+	stop := context.AfterFunc(ctx, g.Stop)
+	defer stop()
+	if err := g.Serve(ln); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve xDS: %w", err)
+	}
+	return ctx.Err()
+}
+
+// callbacks count streams and note what clients refuse.
+func (s *server) callbacks() serverv3.Callbacks {
+	return serverv3.CallbackFuncs{
+		DeltaStreamOpenFunc: func(context.Context, int64, string) error {
+			s.metrics.streams.Inc()
+			return nil
+		},
+		DeltaStreamClosedFunc: func(int64, *corev3.Node) { s.metrics.streams.Dec() },
+		StreamDeltaRequestFunc: func(_ int64, r *discoveryv3.DeltaDiscoveryRequest) error {
+			if e := r.GetErrorDetail(); e != nil {
+				s.metrics.nacks.WithLabelValues(shortType(r.GetTypeUrl())).Inc()
+				s.log.Error("configuration refused", "by", r.GetNode().GetId(), "type", shortType(r.GetTypeUrl()), "err", e.GetMessage())
+			}
+			return nil
+		},
+	}
+}
+
+func shortType(typeURL string) string {
+	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
+}
+
+// listen opens an ip:port or a Unix socket with mode 0600. The socket appears
+// under its name only when it is ready, in place of one that a dead process left.
+func listen(addr string) (net.Listener, error) {
+	if !strings.HasPrefix(addr, "/") {
+		return net.Listen("tcp", addr)
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(addr), ".x") // mode 0700: nobody connects too early
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }() // empty by then
+	path := filepath.Join(tmp, "s")
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	ln.SetUnlinkOnClose(false) // its name is another by then
+	if err := errors.Join(os.Chmod(path, 0o600), os.Rename(path, addr)); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	return ln, nil
+}
+
+// cacheLog passes the cache's errors on and drops its chatter.
+type cacheLog struct{ log *slog.Logger }
+
+func (cacheLog) Debugf(string, ...any) {}
+func (cacheLog) Infof(string, ...any)  {}
+func (l cacheLog) Warnf(format string, args ...any) {
+	l.log.Warn("xds cache", "msg", fmt.Sprintf(format, args...))
+}
+func (l cacheLog) Errorf(format string, args ...any) {
+	l.log.Error("xds cache", "msg", fmt.Sprintf(format, args...))
+}
