@@ -78,11 +78,11 @@ func operation(ep openai.Endpoint) string {
 	return "text_completion"
 }
 
-// answered records a complete answer. first is the time to the first token, 0 for
-// an answer that was not streamed.
+// answered records a complete answer. first is the time to the first token,
+// negative for an answer that was not streamed.
 func (m *metrics) answered(op, model string, first, total time.Duration, tokens int) {
 	m.duration.WithLabelValues(op, model).Observe(total.Seconds())
-	if first <= 0 {
+	if first < 0 {
 		return
 	}
 	m.firstToken.WithLabelValues(op, model).Observe(first.Seconds())

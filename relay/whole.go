@@ -43,7 +43,7 @@ func (j *job) whole(resp *http.Response, w worker) outcome {
 	if !ok {
 		return outcome{result: resultRefused, delivered: true, blame: fine}
 	}
-	j.r.metrics.answered(operation(j.endpoint), j.model, 0, time.Since(j.start), 0)
+	j.r.metrics.answered(operation(j.endpoint), j.model, -1, time.Since(j.start), 0)
 	return outcome{result: resultOK, delivered: true, blame: fine}
 }
 
