@@ -55,6 +55,8 @@ type File struct {
 func Parse(name string, src []byte) (*File, error) {
 	f := &File{Path: name, Dir: path.Dir(name), Test: strings.HasSuffix(name, "_test.go"), fset: token.NewFileSet()}
 	var err error
+	// Objects are not resolved: no rule needs types, and parsing the whole module
+	// then takes a tenth of a second.
 	if f.AST, err = parser.ParseFile(f.fset, name, src, parser.ParseComments|parser.SkipObjectResolution); err != nil {
 		return nil, fmt.Errorf("parse %s: %w", name, err)
 	}
@@ -138,6 +140,7 @@ type Arrow struct {
 
 // Arrows returns the import rules. Imports go down only.
 func Arrows() []Arrow {
+	// The reasons that several rules share.
 	const (
 		parts  = "parts talk over the wire, so each can be replaced or run alone"
 		leaves = "everything may use a leaf, so it uses nothing above it"
@@ -169,6 +172,8 @@ func CheckArrows(f *File) (found []Finding) {
 		return []Finding{{f.Path, 0, "this folder has no rule in archtest.Arrows: say what it may import, and why"}}
 	}
 	for spec, to := range f.ours() {
+		// A folder is one part: its packages may import each other both ways, as far
+		// as Go allows.
 		allowed := inside(to, arrow.From) || slices.ContainsFunc(arrow.To, func(dir string) bool { return inside(to, dir) })
 		if !allowed {
 			found = append(found, f.at(spec.Pos(), "%s may not import %s: %s", arrow.From, to, arrow.Why))

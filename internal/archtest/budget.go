@@ -1,9 +1,14 @@
 package archtest
 
 import (
+	"bytes"
 	"fmt"
 	"go/ast"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // The budgets of one file and of what is in it.
@@ -33,6 +38,7 @@ const (
 // CheckBudgets finds what is larger than a reader should have to bear. Tests may
 // have long functions, for their tables, but no long files.
 func CheckBudgets(f *File) (found []Finding) {
+	// The whole file, comments included, because the reader scrolls past them too.
 	if f.Lines > maxFile {
 		found = append(found, Finding{f.Path, 0, fmt.Sprintf("%d lines, at most %d", f.Lines, maxFile)})
 	}
@@ -81,7 +87,7 @@ type Totals struct {
 // Sum adds files up.
 func Sum(files []*File) (t Totals) {
 	for _, f := range files {
-		if f.Test {
+		if f.Test || forTests(f.Dir) {
 			t.Tests += f.Lines
 			continue
 		}
@@ -97,8 +103,27 @@ func Sum(files []*File) (t Totals) {
 	return t
 }
 
+// forTests says whether a package exists for tests only: those below test/, and
+// those that are named so, like enginetest.
+func forTests(dir string) bool { return inside(dir, "test") || strings.HasSuffix(dir, "test") }
+
+// ScriptLines counts the lines of all txtar scripts below root, which are tests
+// in another language.
+func ScriptLines(root string) (n int, err error) {
+	err = filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(name) != ".txtar" {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		n += bytes.Count(text, []byte("\n"))
+		return err
+	})
+	return n, err
+}
+
 // commentLines counts the lines that have a comment on them.
 func (f *File) commentLines() int {
+	// A set, because two comments may share a line, and one may span several.
 	lines := map[int]bool{}
 	for _, group := range f.AST.Comments {
 		for i := f.line(group.Pos()); i <= f.line(group.End()); i++ {
@@ -113,6 +138,7 @@ func CheckTotals(t Totals) (found []Finding) {
 	if t.Code == 0 || len(t.Funcs) == 0 {
 		return nil
 	}
+	// These have no place of their own: the log of the test lists the packages.
 	report := func(format string, args ...any) {
 		found = append(found, Finding{"the module", 0, fmt.Sprintf(format, args...)})
 	}
@@ -159,6 +185,7 @@ func (t Totals) String() string {
 
 // percentile returns the value that p per cent of a list do not exceed.
 func percentile(list []int, p int) int {
+	// Nearest rank: a value that occurs, so that a finding can be looked up.
 	sorted := slices.Sorted(slices.Values(list))
 	return sorted[max(0, (len(sorted)*p+99)/100-1)]
 }

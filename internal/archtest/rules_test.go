@@ -3,6 +3,8 @@ package archtest
 import (
 	"fmt"
 	"go/ast"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -151,5 +153,31 @@ func TestSumCountsCommentsOnce(t *testing.T) {
 	sum := Sum([]*File{f})
 	if sum.Comments != 4 || sum.Funcs[0] != 3 || sum.Tests != 0 {
 		t.Errorf("sum: %+v", sum)
+	}
+}
+
+func TestPackagesForTestsAreTests(t *testing.T) {
+	var files []*File
+	for _, name := range []string{"a/a.go", "a/a_test.go", "worker/enginetest/x.go", "test/e2e/x.go", "latesting/x.go"} {
+		f, err := Parse(name, []byte("package p\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	if sum := Sum(files); sum.Tests != 3*files[0].Lines || sum.Code != 2*files[0].Lines {
+		t.Errorf("sum: %+v", sum)
+	}
+}
+
+func TestScriptLines(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.txtar": "1\n2\n", "b.txt": "1\n", "c.txtar": "1\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := ScriptLines(dir); n != 3 || err != nil {
+		t.Errorf("%d lines, %v", n, err)
 	}
 }

@@ -71,10 +71,13 @@ type Facts struct {
 // The least versions: pip knows the wheels' tags from there, the libraries of
 // llama.cpp link that C library, and Go fetches newer toolchains by itself.
 const (
-	minPip   = "20.3"
-	minNPM   = "6"
+	// pip knows tags such as manylinux_2_31 from this version on.
+	minPip = "20.3"
+	minNPM = "6"
+	// The least that llama.cpp's libraries link; Envoy is content with 2.30.
 	minGlibc = "2.34"
-	minGo    = "1.21"
+	// From this version on, Go fetches the toolchain that go.mod names.
+	minGo = "1.21"
 )
 
 const (
@@ -105,6 +108,8 @@ func Failed(results []Result) (n int) {
 	return n
 }
 
+// platform is about what the packages are built for. Where one is not offered the
+// mesh may still run on the user's own build, so the remedy names the variable.
 func platform(f Facts) Result {
 	r := Result{Name: "platform", Status: OK, Found: f.OS + "/" + f.Arch}
 	if f.OS == "linux" {
@@ -132,6 +137,8 @@ func platform(f Facts) Result {
 	return r
 }
 
+// goTool never fails: whoever runs this has a built kvmesh already, and the
+// Makefile refuses a Go that cannot build it before it tries.
 func goTool(f Facts) Result {
 	r := Result{Name: "go", Status: OK, Found: f.Go}
 	switch {
@@ -164,6 +171,8 @@ func (f Facts) unlessFetched(names ...string) Status {
 	return Warn
 }
 
+// python covers the client that brings Envoy and the model. A Python that the
+// system manages (PEP 668) forbids installing, which nothing here does.
 func python(f Facts) Result {
 	r := Result{Name: "python3, pip", Status: OK, Found: fmt.Sprintf("python %s, pip %s", cmp.Or(f.Python, "not found"), cmp.Or(f.Pip, "not found"))}
 	if f.ManagedPython {
@@ -180,6 +189,8 @@ func python(f Facts) Result {
 	return r
 }
 
+// npm brings llama.cpp's libraries. Version 6 is the first whose pack command
+// names the file that fetch looks for.
 func npm(f Facts) Result {
 	r := Result{Name: "npm", Status: OK, Found: cmp.Or(f.NPM, "not found")}
 	switch {
@@ -205,6 +216,8 @@ func packages(library string) string {
 	}
 }
 
+// libraries are those that llama.cpp and the foreign-function layer link. A
+// missing one would end a worker with a message of the dynamic linker.
 func libraries(f Facts) Result {
 	r := Result{Name: "libraries", Status: OK, Found: "libffi, libstdc++, libgcc_s"}
 	if f.OS == "darwin" {
@@ -222,6 +235,8 @@ func libraries(f Facts) Result {
 	return r
 }
 
+// processor looks at x86-64 only: llama.cpp picks its code path at run time, and
+// every arm64 has the features of the slowest one.
 func processor(f Facts) Result {
 	r := Result{Name: "cpu", Status: OK, Found: "any " + f.Arch + " will do"}
 	if f.Arch != "amd64" {

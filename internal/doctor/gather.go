@@ -90,6 +90,7 @@ func firstVersion(text string) string {
 
 // output runs a program outside of any project and returns what it prints.
 func output(ctx context.Context, name string, args ...string) string {
+	// A wrapper script may ask a network, and one that hangs must not hang this.
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -119,6 +120,8 @@ func free(path string) int64 {
 
 // available reads how much memory processes may still take, -1 when unknown.
 func available(meminfo string) int64 {
+	// MemAvailable counts what the kernel would give back from its caches; free
+	// memory alone says nothing on a machine that has run for a while.
 	f, err := os.Open(meminfo)
 	if err != nil {
 		return -1

@@ -10,6 +10,8 @@ import (
 // they share the model's 250 MB.
 const needMemory = 1500 * mega
 
+// memory is only warned about: the simulated engine runs in far less, and the
+// system may have swap.
 func memory(f Facts) Result {
 	r := Result{Name: "memory", Status: OK, Found: size(f.Memory) + " available"}
 	switch {
@@ -22,6 +24,8 @@ func memory(f Facts) Result {
 	return r
 }
 
+// sharedMemory holds KV checkpoints that processes of one machine share. A
+// container has 64 MB there unless told otherwise.
 func sharedMemory(f Facts) Result {
 	r := Result{Name: "/dev/shm", Status: OK, Found: size(f.SharedMemory) + " free"}
 	switch {
@@ -37,6 +41,8 @@ func sharedMemory(f Facts) Result {
 	return r
 }
 
+// cacheDisk must hold packages and unpacked assets at the same time, until the
+// packages are removed.
 func cacheDisk(f Facts) Result {
 	r := Result{Name: "disk, cache", Status: OK, Found: fmt.Sprintf("%s free at %s, %s needed", size(f.CacheFree), f.CacheDir, size(f.FetchBytes))}
 	if f.CacheFree < f.FetchBytes {
@@ -46,6 +52,7 @@ func cacheDisk(f Facts) Result {
 	return r
 }
 
+// workDisk gets .kvmesh with logs and checkpoints, and bin.
 func workDisk(f Facts) Result {
 	r := Result{Name: "disk, here", Status: OK, Found: fmt.Sprintf("%s free at %s", size(f.WorkFree), f.WorkDir)}
 	if f.WorkFree < 500*mega {
@@ -55,6 +62,8 @@ func workDisk(f Facts) Result {
 	return r
 }
 
+// openFiles: a stream takes one descriptor in each of client, Envoy, gateway and
+// worker. Envoy's own default for its breakers is 1024 connections.
 func openFiles(f Facts) Result {
 	r := Result{Name: "open files", Status: OK, Found: strconv.FormatUint(f.OpenFiles, 10)}
 	switch {
@@ -77,6 +86,8 @@ func maxSocket(goos string) int {
 	return 107
 }
 
+// socket: the kernel's sockaddr_un has a fixed size, and a path that is longer
+// fails only when the run is under way.
 func socket(f Facts) Result {
 	n, limit := len(f.Socket), maxSocket(f.OS)
 	r := Result{Name: "socket path", Status: OK, Found: fmt.Sprintf("%d of %d bytes", n, limit)}
@@ -88,6 +99,7 @@ func socket(f Facts) Result {
 	return r
 }
 
+// loopback: everything listens there by default, and some sandboxes have none.
 func loopback(f Facts) Result {
 	r := Result{Name: "loopback", Status: OK, Found: "ports of 127.0.0.1 can be bound"}
 	if f.Loopback != nil {

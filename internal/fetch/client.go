@@ -52,6 +52,8 @@ func again(ctx context.Context, err error) bool {
 
 // run makes one attempt.
 func (c client) run(ctx context.Context, cfg Config, p pkg, s staging) error {
+	// The cache of either client is bypassed: what arrives is kept once, unpacked,
+	// in our own.
 	var cmd *exec.Cmd
 	switch c {
 	case pip:
@@ -107,6 +109,8 @@ func (c client) wait(ctx context.Context, cmd *exec.Cmd, p pkg) error {
 	case errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist):
 		return withHint(fmt.Errorf("get %s: %w", p.file, err), c.installHint())
 	}
+	// pip compares the hash itself and removes the file, so the hash that it got
+	// is only in what it prints.
 	text := said.String()
 	if got, ok := gotHash(text); ok {
 		return wrongPackage(&HashError{File: p.file, Want: p.sha256, Got: got}, p)

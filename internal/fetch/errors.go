@@ -31,6 +31,7 @@ type hintError struct {
 	hint string
 }
 
+// withHint adds the line below an error that the command prints after "hint:".
 func withHint(err error, hint string) error { return &hintError{err, hint} }
 
 // Hint returns what the user can do about the error.

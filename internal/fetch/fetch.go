@@ -69,6 +69,7 @@ type Config struct {
 
 // withDefaults fills in what the zero value leaves open.
 func (c Config) withDefaults() Config {
+	// Every default of this package is here.
 	set := func(field *string, value string) {
 		if *field == "" {
 			*field = value
@@ -202,6 +203,8 @@ func resolve(cfg Config, name string, do func(Config, asset) (string, error)) (s
 
 // link points LinkDir/<name> at an asset, replacing an older link.
 func link(dir string, a asset, target string) error {
+	// The links are for people and for tests; the program itself uses the paths that
+	// Ensure returns.
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("link %s: %w", a.name, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -96,11 +97,16 @@ func TestInterruptedDownloadGoesOnWhereItWas(t *testing.T) {
 type signalWriter struct {
 	text string
 	seen chan struct{}
+	once *sync.Once
+}
+
+func newSignal(text string) signalWriter {
+	return signalWriter{text, make(chan struct{}), new(sync.Once)}
 }
 
 func (s signalWriter) Write(b []byte) (int, error) {
 	if strings.Contains(string(b), s.text) {
-		close(s.seen)
+		s.once.Do(func() { close(s.seen) })
 	}
 	return len(b), nil
 }
@@ -116,7 +122,7 @@ func TestTwoCallersDownloadOnce(t *testing.T) {
 	go call(w.cfg)
 	w.waitStarted()
 	second := w.cfg
-	waiting := signalWriter{"another process is fetching it", make(chan struct{})}
+	waiting := newSignal("another process is fetching it")
 	second.Progress = waiting
 	second.LinkDir = filepath.Join(t.TempDir(), "other clone")
 	go call(second)

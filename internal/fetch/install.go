@@ -59,6 +59,8 @@ func install(ctx context.Context, cfg Config, a asset) (string, error) {
 	if complete(dir, a) {
 		return dir, nil
 	}
+	// From here on this is the only process that touches the asset. The lock is
+	// per asset, so two clones can fetch different ones at the same time.
 	unlock, err := lock(ctx, cfg, a)
 	if err != nil {
 		return "", err
@@ -91,6 +93,7 @@ func install(ctx context.Context, cfg Config, a asset) (string, error) {
 
 // lock takes the asset's lock, which the kernel gives back if the process dies.
 func lock(ctx context.Context, cfg Config, a asset) (unlock func(), err error) {
+	// The file is never removed: a lock on a removed file would hold nobody back.
 	path := filepath.Join(cfg.CacheDir, "lock", a.key())
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -99,6 +102,7 @@ func lock(ctx context.Context, cfg Config, a asset) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	// A blocking flock could not be interrupted by the context.
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for told := false; ; told = true {
@@ -217,6 +221,8 @@ func build(ctx context.Context, a asset, s staging) error {
 // publish puts the finished asset in its place. A damaged one is moved away
 // first; programs that have its files open keep them.
 func publish(dir string, s staging) error {
+	// The order matters: until the last rename there is either the old folder or
+	// none, and a run that dies in between starts again with what it downloaded.
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ type fileInfo struct {
 // writeManifest describes dir as it is. It is written last, by rename.
 func writeManifest(dir string, a asset) error {
 	m := manifest{Name: a.name, Version: a.version}
+	// An asset is one flat folder: members are unpacked by their base names.
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -63,6 +64,7 @@ func writeManifest(dir string, a asset) error {
 	if err := enc.Encode(m); err != nil {
 		return err
 	}
+	// By rename, so that a reader in another process never sees half of it.
 	tmp := filepath.Join(dir, "."+manifestName)
 	if err := os.WriteFile(tmp, b.Bytes(), 0o644); err != nil {
 		return err
@@ -72,6 +74,8 @@ func writeManifest(dir string, a asset) error {
 
 // stat describes one file without its hash.
 func stat(dir, name string) (fileInfo, error) {
+	// Not followed: a link is described as a link, and one that was replaced by a
+	// file is a difference.
 	info, err := os.Lstat(filepath.Join(dir, name))
 	if err != nil {
 		return fileInfo{}, err
@@ -93,6 +97,8 @@ func readManifest(dir string, a asset) (manifest, error) {
 	if err := json.Unmarshal(b, &m); err != nil {
 		return m, fmt.Errorf("read %s: %w", filepath.Join(dir, manifestName), err)
 	}
+	// The manifest is only trusted as far as the pins go: an edited one, or one of
+	// an older table, does not make a folder whole.
 	listed := map[string]fileInfo{}
 	for _, f := range m.Files {
 		if f.Name != filepath.Base(f.Name) {
@@ -158,6 +164,7 @@ func check(ctx context.Context, path, name string, size int64, sum string) error
 	if err != nil {
 		return err
 	}
+	// The size first: it saves reading 250 MB to see that a file is cut.
 	if info.Size() != size {
 		return &HashError{File: name, Want: strconv.FormatInt(size, 10) + " bytes", Got: strconv.FormatInt(info.Size(), 10) + " bytes"}
 	}

@@ -54,6 +54,8 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 
 // executable checks that a file can be run.
 func executable(path string) error {
+	// Whether it is the right program shows when it is started; a version is not
+	// asked for here, because that would run it on every `kvmesh fetch`.
 	info, err := os.Stat(path)
 	if err != nil {
 		return plain(err)
@@ -77,6 +79,7 @@ func libraries(dir, goos string) error {
 	if !info.IsDir() {
 		return errors.New("not a folder; want the folder that holds libllama" + ext)
 	}
+	// By these very names, as yzma opens them; a build may need links.
 	for _, lib := range []string{"libllama", "libggml", "libggml-base"} {
 		if _, err := os.Stat(filepath.Join(dir, lib+ext)); err != nil {
 			return fmt.Errorf("no %s%s in it", lib, ext)
@@ -92,6 +95,7 @@ func gguf(path string) error {
 		return plain(err)
 	}
 	defer f.Close()
+	// The first four bytes tell a model from an error page that was saved as one.
 	var magic [4]byte
 	if _, err := io.ReadFull(f, magic[:]); err != nil || string(magic[:]) != "GGUF" {
 		return errors.New("not a GGUF file")

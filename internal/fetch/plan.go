@@ -31,6 +31,7 @@ func Announce(items []Item) string {
 	if len(items) == 0 {
 		return "nothing to fetch, all is in the cache"
 	}
+	// One line: it goes above the progress and into logs of builds.
 	var download, disk int64
 	var parts []string
 	for _, it := range items {
@@ -44,6 +45,7 @@ func Announce(items []Item) string {
 
 // minutes is how long a download takes at a rate in Mbit/s, rounded up.
 func minutes(bytes int64, rate int64) string {
+	// Two rates instead of a guess at the user's: a good line and a slow one.
 	n := (bytes*8/(rate*1e6) + 59) / 60
 	if n <= 1 {
 		return "1 minute"

@@ -17,12 +17,15 @@ type meter struct {
 	began    time.Time
 }
 
+// newMeter begins to measure. Neither pip nor npm says how far it is in a form
+// that can be read, so the meter looks at the disk instead.
 func newMeter(cfg Config, label string, total int64) *meter {
 	return &meter{w: cfg.Progress, terminal: cfg.Terminal, label: label, total: total, began: time.Now()}
 }
 
 // watch draws what bytes returns until the returned function is called.
 func (m *meter) watch(bytes func() int64) (stop func()) {
+	// A log file is read later; a line every 5 s says that it is alive.
 	every := 5 * time.Second
 	if m.terminal {
 		every = 200 * time.Millisecond
@@ -70,6 +73,7 @@ func (m *meter) abort() {
 
 // progressLine is what a meter shows for n bytes of total after a time.
 func progressLine(label string, n, total int64, after time.Duration) string {
+	// A package of no bytes is finished.
 	percent := int64(100)
 	if total > 0 {
 		percent = n * 100 / total
@@ -78,6 +82,8 @@ func progressLine(label string, n, total int64, after time.Duration) string {
 	if n == 0 || after < time.Second {
 		return s
 	}
+	// The mean since the start: what counts is when it ends, and a mean does not
+	// jump about.
 	rate := float64(n) / after.Seconds()
 	s += fmt.Sprintf("  %s/s", size(int64(rate)))
 	if n < total {

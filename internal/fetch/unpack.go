@@ -17,6 +17,7 @@ import (
 // into root. Names in the archive only select: what is written is the member's
 // own name, or a base name, and root keeps even those inside.
 func unpack(ctx context.Context, archive string, root *os.Root, take []member) error {
+	// The archive's hash was checked, so its size needs no limit.
 	t := &taker{ctx: ctx, root: root, take: take, found: make([]bool, len(take))}
 	var err error
 	if strings.HasSuffix(archive, ".tgz") {
@@ -51,6 +52,7 @@ func (t *taker) zip(archive string) error {
 	}
 	defer z.Close()
 	for _, f := range z.File {
+		// Links in an archive could point anywhere; none is wanted.
 		if !f.Mode().IsRegular() {
 			continue
 		}
@@ -80,6 +82,7 @@ func (t *taker) tgz(archive string) error {
 		if err != nil {
 			return err
 		}
+		// As above: folders are not needed, links not wanted.
 		if h.Typeflag != tar.TypeReg {
 			continue
 		}
