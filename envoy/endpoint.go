@@ -20,7 +20,8 @@ type Endpoint struct {
 	Status  health.Status // as the control plane judged it
 	Weight  uint32        // at least 1
 	// Hostname is the server's own name: the host header and, with TLS, the
-	// name its certificate must carry. Empty for our workers.
+	// name its certificate must carry. Empty for our workers, whose id stands in
+	// for it, so that Envoy's admin port shows it.
 	Hostname string
 	TLS      bool // an https server
 }
@@ -45,7 +46,7 @@ func Endpoints(pool string, eps []Endpoint) *endpointv3.ClusterLoadAssignment {
 }
 
 func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
-	ep := &endpointv3.Endpoint{Address: address(e.Address), Hostname: e.Hostname}
+	ep := &endpointv3.Endpoint{Address: address(e.Address), Hostname: cmp.Or(e.Hostname, e.Worker)}
 	if e.Hostname != "" {
 		// Checks need the host name as much as requests do.
 		ep.HealthCheckConfig = &endpointv3.Endpoint_HealthCheckConfig{Hostname: e.Hostname}
