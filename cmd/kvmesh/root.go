@@ -50,7 +50,9 @@ func newRoot(e *env) *cobra.Command {
 		doctorCommand(e),
 		fetchCommand(e),
 		purgeCommand(e),
-		initCommand(e), workerCommand(e), reapCommand(e),
+		upCommand(e), demoCommand(e), initCommand(e),
+		workersCommand(e), inspectCommand(e),
+		controlPlaneCommand(e), gatewayCommand(e), workerCommand(e), reapCommand(e),
 		versionCommand(e),
 	)
 	markStart(e, root)

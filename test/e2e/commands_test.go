@@ -173,7 +173,7 @@ func (c *commands) status(ts *testscript.TestScript, neg bool, args []string) {
 		if err != nil {
 			return false
 		}
-		for _, w := range list.Workers {
+		for _, w := range list {
 			if w.ID == args[0] {
 				return (w.Status == args[1]) != neg && c.inEnvoy(args[0], args[1]) != neg
 			}

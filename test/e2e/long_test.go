@@ -17,7 +17,7 @@ import (
 
 func workersOf(t *testing.T, m *testmesh.Mesh) ([]fleet.WorkerView, error) {
 	list, err := fleet.NewClient(m.API).Workers(t.Context())
-	return list.Workers, err
+	return list, err
 }
 
 // answer posts a request and returns the whole body.

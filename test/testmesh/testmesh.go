@@ -217,7 +217,7 @@ func (m *Mesh) Workers(t testing.TB) []fleet.WorkerView {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return list.Workers
+	return list
 }
 
 // Eventually polls until ok, for states of other processes that send no event.

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// upOptions are the flags of `kvmesh up`.
+type upOptions struct {
+	files    []string
+	backends []string
+	dir      string        // where .kvmesh goes
+	timeout  time.Duration // until all is ready
+}
+
+func upCommand(e *env) *cobra.Command {
+	o := upOptions{}
+	c := &cobra.Command{
+		Use:   "up (-f FILE … | --backend URL …)",
+		Short: "Run a whole mesh on this machine: Envoy, control plane, gateway, workers",
+		Long: `Run a whole mesh on this machine and keep it running until Ctrl-C.
+
+When everything is ready, one line of JSON on stdout says where it listens. Logs go
+to stderr, Envoy's to .kvmesh/logs/. Parts that die are started again; when this
+process ends, however it ends, all of them end with it.`,
+		Example: `  kvmesh up -f examples/quickstart.yaml     # three workers with a real model
+  kvmesh up -f examples/sim.yaml            # the same with a simulated engine
+  kvmesh up --backend http://127.0.0.1:8000 --backend http://127.0.0.1:8001`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runUp(c.Context(), e, o) },
+	}
+	c.Flags().StringArrayVarP(&o.files, "file", "f", nil, "policy file, may be repeated")
+	c.Flags().StringArrayVar(&o.backends, "backend", nil, "an existing OpenAI-compatible server, may be repeated; needs no file")
+	c.Flags().StringVar(&o.dir, "dir", ".", "folder that gets .kvmesh/ with logs and the addresses of the mesh")
+	c.Flags().DurationVar(&o.timeout, "ready-timeout", 10*time.Minute, "give up when not everything is ready by then")
+	return c
+}
+
+// readyLine is the one line that `kvmesh up` prints on stdout.
+type readyLine struct {
+	Ready  bool   `json:"ready"`
+	OpenAI string `json:"openai"`
+	Admin  string `json:"admin"`
+	API    string `json:"api"`
+}
+
+// runningMesh is the content of .kvmesh/up.json, by which other commands find
+// the last `kvmesh up` of this folder.
+type runningMesh struct {
+	readyLine
+	Gateway string `json:"gateway"` // the gateway's /health and /metrics
+	PID     int    `json:"pid"`
+	RunDir  string `json:"run_dir"`
+}
+
+func runUp(ctx context.Context, e *env, o upOptions) error {
+	set, files, err := loadPolicy(o)
+	if err != nil {
+		return err
+	}
+	m, err := newLocalMesh(ctx, e, o, set)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	if err := m.writeFiles(files); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stopped := m.start(ctx)
+	if err := m.waitReady(ctx, o.timeout); err != nil {
+		cancel(err)
+		<-stopped
+		if errors.Is(err, context.Canceled) {
+			return nil // stopped by a signal before it was ready
+		}
+		return err
+	}
+	if err := m.announce(); err != nil {
+		cancel(err)
+	}
+	<-stopped
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// loadPolicy reads the files, or makes a policy for the backends.
+func loadPolicy(o upOptions) (*policy.Set, []policy.File, error) {
+	switch {
+	case len(o.files) > 0 && len(o.backends) > 0:
+		return nil, nil, usagef("-f and --backend exclude each other: list the servers under a WorkerPool's static")
+	case len(o.files) == 0 && len(o.backends) == 0:
+		return nil, nil, withHint(usagef("nothing to run"), "give -f FILE (try -f examples/quickstart.yaml) or --backend URL; `kvmesh init` writes a file")
+	}
+	var files []policy.File
+	for _, name := range o.files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return nil, nil, withHint(fmt.Errorf("read policy: %w", err), "`kvmesh init` writes one to start from")
+		}
+		files = append(files, policy.File{Name: name, Data: data})
+	}
+	if len(o.backends) > 0 {
+		files = append(files, policy.File{Name: "--backend", Data: backendPolicy(o.backends)})
+	}
+	set, err := policy.Parse(files...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("policy is not usable:\n%w", err)
+	}
+	return set, files, nil
+}
+
+// backendPolicy is the policy of `kvmesh up --backend`: one pool of existing
+// servers that takes every model name.
+func backendPolicy(urls []string) []byte {
+	servers := make([]map[string]string, len(urls))
+	for i, u := range urls {
+		servers[i] = map[string]string{"url": u}
+	}
+	// JSON is YAML; marshalling strings cannot fail.
+	list, _ := json.Marshal(servers)
+	return fmt.Appendf(nil, `apiVersion: %s
+kind: WorkerPool
+metadata: {name: backends}
+spec: {engine: openai, static: %s}
+`, policy.APIVersion, list)
+}
+
+// announce writes .kvmesh/up.json and the ready line.
+func (m *localMesh) announce() error {
+	r := runningMesh{readyLine: m.ready(), Gateway: "http://" + m.addr.metrics, PID: os.Getpid(), RunDir: m.runDir}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode up.json: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(m.stateDir, "up.json"), append(data, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write up.json: %w", err)
+	}
+	line, err := json.Marshal(r.readyLine)
+	if err != nil {
+		return fmt.Errorf("encode ready line: %w", err)
+	}
+	if _, err := fmt.Fprintf(m.e.stdout, "%s\n", line); err != nil {
+		return fmt.Errorf("write ready line: %w", err)
+	}
+	return nil
+}
+
+func (m *localMesh) ready() readyLine {
+	return readyLine{
+		Ready:  true,
+		OpenAI: "http://" + m.addr.openai + "/v1",
+		Admin:  "http://" + m.addr.admin,
+		API:    "http://" + m.addr.api,
+	}
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/kvmesh/kvmesh/envoy"
+	"github.com/kvmesh/kvmesh/internal/supervise"
+	"github.com/kvmesh/kvmesh/xds"
+)
+
+// sockets are the Unix sockets of one mesh, by convention inside its run folder.
+type sockets struct {
+	xds, snapshot, extProc, relay, egress string
+}
+
+func socketsIn(dir string) sockets {
+	at := func(name string) string { return filepath.Join(dir, name) }
+	return sockets{at("xds.sock"), at("xds-snapshot.sock"), at("ext_proc.sock"), at("relay.sock"), at("egress.sock")}
+}
+
+// cpStateDir is where the control plane keeps its state and snapshot by default.
+func cpStateDir(runDir string) string { return filepath.Join(runDir, "controlplane") }
+
+// serveSnapshot serves the control plane's last snapshot to an Envoy that starts
+// while no control plane is up.
+func (m *localMesh) serveSnapshot(ctx context.Context) {
+	l, err := listenUnix(socketsIn(m.runDir).snapshot)
+	if err != nil {
+		m.e.log.Error("xDS snapshot is not served", "err", err)
+		return
+	}
+	if err := xds.ServeSnapshot(ctx, xds.SnapshotConfig{Path: xds.SnapshotPath(cpStateDir(m.runDir)), Listener: l, Log: m.e.log}); err != nil && ctx.Err() == nil {
+		m.e.log.Error("xDS snapshot is not served", "err", err)
+	}
+}
+
+// Access log rotation: Envoy opens the file again when told to.
+const (
+	accessLogMost  = 64 << 20
+	accessLogCheck = 30 * time.Second
+)
+
+func (m *localMesh) rotateAccessLog(ctx context.Context) {
+	tick := time.NewTicker(accessLogCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		name := m.logFile("access.log")
+		if st, err := os.Stat(name); err != nil || st.Size() < accessLogMost {
+			continue
+		}
+		if err := os.Rename(name, name+".1"); err != nil {
+			m.e.log.Warn("rotate access log", "err", err)
+			continue
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.ready().Admin+"/reopen_logs", nil)
+		if err != nil {
+			continue // the address was checked when it was picked
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			m.e.log.Warn("rotate access log", "err", err)
+			continue
+		}
+		_ = resp.Body.Close() // nothing of it is read
+	}
+}
+
+// envoySpec starts Envoy with a fresh bootstrap. Its log goes to a file.
+func (m *localMesh) envoySpec() supervise.Spec {
+	file := filepath.Join(m.runDir, "bootstrap.json")
+	return supervise.Spec{
+		Name: "envoy",
+		Path: m.paths.Envoy,
+		Args: []string{
+			"-c", file, "--concurrency", strconv.Itoa(m.set.Mesh.Envoy.Concurrency), "-l", m.set.Mesh.Envoy.LogLevel,
+			"--disable-hot-restart", "--file-flush-interval-msec", "500",
+		},
+		Log:  m.envoyLog,
+		Prepare: func() error { return m.writeBootstrap(file) },
+		Grace: 2 * time.Second,
+	}
+}
+
+func (m *localMesh) writeBootstrap(file string) error {
+	s := socketsIn(m.runDir)
+	b, err := envoy.Bootstrap(envoy.BootstrapConfig{Node: "envoy-" + filepath.Base(m.runDir), Zone: m.set.Mesh.Zone,
+		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot})
+	if err != nil {
+		return err
+	}
+	data, err := envoy.JSON(b)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		return fmt.Errorf("write Envoy's bootstrap: %w", err)
+	}
+	return nil
+}

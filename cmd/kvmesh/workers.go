@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+func workersCommand(e *env) *cobra.Command {
+	var f meshFlags
+	var output string
+	c := &cobra.Command{
+		Use:   "workers",
+		Short: "List the workers with their status, weight and load",
+		Example: `  kvmesh workers
+  kvmesh workers -o json | jq '.workers[] | select(.status != "HEALTHY")'`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			js, err := asJSON(output)
+			if err != nil {
+				return err
+			}
+			m, err := f.find(e)
+			if err != nil {
+				return err
+			}
+			list, err := fleet.NewClient(m.API).Workers(c.Context())
+			if err != nil {
+				return withHint(err, "is the control plane up? `kvmesh up` starts it again when it dies")
+			}
+			if js {
+				return writeJSON(e.stdout, fleet.WorkerList{Workers: list})
+			}
+			return printWorkers(e.stdout, list)
+		},
+	}
+	f.add(c, false)
+	outputFlag(c, &output)
+	return c
+}
+
+func printWorkers(w io.Writer, list []fleet.WorkerView) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tADDRESS\tPID\tZONE\tMODEL\tSTATUS\tWEIGHT\tRUNNING\tWAITING\tKV USE\tREASON")
+	for _, v := range list {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%.0f %%\t%s\n", v.ID, v.Address, pidText(v.PID), dash(v.Zone), dash(v.Model),
+			v.Status, v.Weight, v.Running, v.Waiting, v.KVUsage*100, v.Reason)
+	}
+	return t.Flush()
+}
+
+func pidText(pid int64) string {
+	if pid == 0 {
+		return "-"
+	}
+	return fmt.Sprint(pid)
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
