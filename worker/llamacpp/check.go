@@ -90,11 +90,9 @@ func checkVersion(dir, got string) error {
 	return fmt.Errorf("the llama.cpp in %s reports version %s, but this program's binding (%s) reads the structs of version %s: use those libraries", dir, got, bindingVersion, engineVersion)
 }
 
-var errMissingShared = regexp.MustCompile(`([\w+.-]+\.so[.\d]*): cannot open shared object file`)
-
 // explainLoad adds to a loader's error which package has the missing library.
 func explainLoad(err error) error {
-	m := errMissingShared.FindStringSubmatch(err.Error())
+	m := regexp.MustCompile(`([\w+.-]+\.so[.\d]*): cannot open shared object file`).FindStringSubmatch(err.Error())
 	if m == nil {
 		return err
 	}

@@ -21,7 +21,7 @@ var (
 // neither libraries nor model are there; one without the other is an error.
 func realConfig(tb testing.TB) Config {
 	tb.Helper()
-	cfg := Config{LibDir: *libFlag, ModelPath: *modelFlag, ContextLen: 512, Cells: 1024, MaxSeqs: 3, MaxQueue: 32}
+	cfg := Config{LibDir: *libFlag, ModelPath: *modelFlag, ContextLen: 256, Cells: 384, MaxSeqs: 3, MaxQueue: 32}
 	if cfg.LibDir == "" {
 		cfg.LibDir = filepath.Join("..", "..", ".tools", "llama")
 	}

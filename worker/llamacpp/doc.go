@@ -28,7 +28,8 @@
 //
 // A decode that fails ends the sequences of that batch with an error and frees
 // them; the engine goes on. Leaving Generate frees the sequence before Generate
-// returns; the longest wait is the decode that is running.
+// returns; it waits for the decode that is running, or aborts it when nobody else
+// takes part.
 //
 // # What it needs
 //

@@ -22,6 +22,7 @@ type Engine struct {
 	in     *inbox
 	g      gauges
 	inside atomic.Int64 // calls of Generate that have begun and not returned
+	closes atomic.Bool  // Close was called
 
 	// life is held for reading while the tokenizer is used, and for writing
 	// while the model is freed.
@@ -78,7 +79,7 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 		}
 		e.cfg, e.model, e.voc, e.chat, e.text = cfg, p.model, p.voc, p.chat, p.text
 		loaded <- nil
-		newLoop(cfg, p.dec, p.voc, &e.g).run(e.in)
+		newLoop(cfg, p.dec, p.voc, &e.g, &e.closes).run(e.in)
 		e.life.Lock()
 		defer e.life.Unlock()
 		e.closed = true
@@ -102,9 +103,10 @@ func (e *Engine) Load() worker.Load {
 	}
 }
 
-// Close ends every generation with ErrClosed and frees the model. It waits for
-// the decode that is running, and may be called twice.
+// Close ends every generation with ErrClosed and frees the model. It
+// aborts the decode that is running, and may be called twice.
 func (e *Engine) Close() error {
+	e.closes.Store(true)
 	e.in.send(func(l *loop) { l.closing = true })
 	<-e.ended
 	return nil
@@ -158,8 +160,10 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	}
 }
 
-// abandon frees a sequence that has not ended and waits until that is done.
+// abandon frees a sequence that has not ended and waits until that is done. A
+// decode in which nobody else takes part is aborted.
 func (e *Engine) abandon(s *sequence) {
+	s.gone.Store(true)
 	if !e.in.call(func(l *loop) { l.drop(s) }) {
 		<-e.ended // the loop frees everything as it ends
 	}

@@ -30,7 +30,7 @@ type fakeContext struct {
 	batches  [][]entry
 	wanted   []int32 // last token of the sequence, per entry
 	hashes   []uint64
-	onDecode func(batch []entry) error // called first; an error is returned
+	onDecode func(batch []entry, stop func() bool) error // called first; an error is returned
 }
 
 func newFakeContext(tb testing.TB, cells int) *fakeContext {
@@ -45,9 +45,9 @@ func (f *fakeContext) used() int {
 	return n
 }
 
-func (f *fakeContext) Decode(batch []entry) error {
+func (f *fakeContext) Decode(batch []entry, stop func() bool) error {
 	if f.onDecode != nil {
-		if err := f.onDecode(batch); err != nil {
+		if err := f.onDecode(batch, stop); err != nil {
 			return err
 		}
 	}

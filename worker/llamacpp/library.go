@@ -29,9 +29,13 @@ type library struct {
 	log   atomic.Pointer[slog.Logger]
 	lines lines
 
+	stops sync.Map // llama.Context as uintptr → func() bool, during an abortable decode
+
 	mu       sync.Mutex // held while opening and loading
 	dir      string     // "" = not loaded yet
 	tok      ffi.Fun
+	setAbort ffi.Fun
+	abort    uintptr            // ggml_abort_callback, for every context
 	callback uintptr            // llama_progress_callback; made once, C closures are not freed
 	progress func(float64) bool // what callback calls; false stops the loading
 }
@@ -83,12 +87,20 @@ func (l *library) open(dir string) error {
 	if err != nil {
 		return fmt.Errorf("find llama_tokenize: %w", err)
 	}
+	l.setAbort, err = lib.Prep("llama_set_abort_callback", &ffi.TypeVoid, &ffi.TypePointer, &ffi.TypePointer, &ffi.TypePointer)
+	if err != nil {
+		return fmt.Errorf("find llama_set_abort_callback: %w", err)
+	}
 	if err := llama.Load(dir); err != nil {
 		return fmt.Errorf("bind llama.cpp: %w", err)
 	}
 	if err := checkLayout(llama.ModelDefaultParams(), llama.ContextDefaultParams()); err != nil {
 		return err
 	}
+	l.abort = purego.NewCallback(func(ctx uintptr) bool {
+		stop, ok := l.stops.Load(ctx)
+		return ok && stop.(func() bool)()
+	})
 	llama.LogSet(purego.NewCallback(l.logged))
 	llama.Init()
 	if llama.GGMLBackendDeviceCount() == 0 {
@@ -185,6 +197,20 @@ func (l *library) tokenize(v llama.Vocab, s string, bos bool) ([]int32, error) {
 	return ids[:int32(n):int32(n)], nil
 }
 
+// abortable lets stop end the decodes of ctx until the returned func is called.
+func (l *library) abortable(ctx llama.Context, stop func() bool) (done func()) {
+	set := func(callback uintptr) {
+		data := uintptr(ctx)
+		l.setAbort.Call(nil, unsafe.Pointer(&ctx), unsafe.Pointer(&callback), unsafe.Pointer(&data))
+	}
+	l.stops.Store(uintptr(ctx), stop)
+	set(l.abort)
+	return func() {
+		set(0)
+		l.stops.Delete(uintptr(ctx))
+	}
+}
+
 // logged is llama.cpp's log callback; any thread may call it.
 func (l *library) logged(level int32, msg *byte, _ uintptr) uintptr {
 	line, level := l.lines.add(level, utils.BytePtrToString(msg))
@@ -192,9 +218,8 @@ func (l *library) logged(level int32, msg *byte, _ uintptr) uintptr {
 		return 0
 	}
 	to := slog.LevelDebug
-	switch llama.LogLevel(level) {
-	case llama.LogLevelWarn, llama.LogLevelError:
-		to = slog.LevelWarn
+	if llama.LogLevel(level) == llama.LogLevelError {
+		to = slog.LevelWarn // what it means for us is for the caller to say
 	}
 	if log := l.log.Load(); log != nil {
 		log.Log(context.Background(), to, "llama.cpp: "+line)

@@ -15,6 +15,9 @@ var ErrClosed = errors.New("the engine is closed")
 // errNoCells is a decoder's report that the batch does not fit its KV.
 var errNoCells = errors.New("no free KV cells")
 
+// errAborted is a decoder's report that stop told it to leave the batch.
+var errAborted = errors.New("decode aborted")
+
 // entry is one token of a batch.
 type entry struct {
 	slot, pos int
@@ -24,9 +27,10 @@ type entry struct {
 
 // decoder is the part of a llama.cpp context that the loop drives.
 type decoder interface {
-	// Decode runs a batch; errNoCells when it does not fit. After an error the
-	// tokens of the batch may or may not be in the KV.
-	Decode(batch []entry) error
+	// Decode runs a batch; errNoCells when it does not fit, errAborted when stop
+	// returned true, which it is asked now and then in a long batch. After an
+	// error the tokens of the batch may or may not be in the KV.
+	Decode(batch []entry, stop func() bool) error
 	// Logits returns those of entry i of the last batch; valid and writable
 	// until the next Decode.
 	Logits(i int) ([]float32, error)
@@ -54,6 +58,7 @@ type loop struct {
 	waiting []*sequence // in order of arrival, those that gave way first
 	free    []int       // slots
 	closing bool
+	leaving *atomic.Bool // set by Close before it sends closing
 
 	batch   []entry
 	parts   []part
@@ -67,8 +72,8 @@ type part struct {
 	end int // index after its last entry
 }
 
-func newLoop(cfg Config, dec decoder, voc *vocabulary, g *gauges) *loop {
-	l := &loop{cfg: cfg, dec: dec, voc: voc, g: g, batch: make([]entry, 0, cfg.BatchTokens)}
+func newLoop(cfg Config, dec decoder, voc *vocabulary, g *gauges, leaving *atomic.Bool) *loop {
+	l := &loop{cfg: cfg, dec: dec, voc: voc, g: g, leaving: leaving, batch: make([]entry, 0, cfg.BatchTokens)}
 	for slot := cfg.MaxSeqs - 1; slot >= 0; slot-- {
 		l.free = append(l.free, slot)
 	}
@@ -88,14 +93,21 @@ func (l *loop) run(in *inbox) {
 			l.shutdown()
 			return
 		}
-		l.admit()
-		l.plan()
-		if len(l.batch) == 0 {
+		if !l.turn() {
 			<-in.wake
-			continue
 		}
-		l.step()
 	}
+}
+
+// turn runs one decode; false when there is nothing to decode.
+func (l *loop) turn() bool {
+	l.admit()
+	l.plan()
+	if len(l.batch) == 0 {
+		return false
+	}
+	l.step()
+	return true
 }
 
 // shutdown ends every sequence.
@@ -255,7 +267,7 @@ func (l *loop) add(s *sequence, n int) {
 
 // step decodes the batch and gives every sequence that is through its next token.
 func (l *loop) step() {
-	if err := l.dec.Decode(l.batch); err != nil {
+	if err := l.dec.Decode(l.batch, l.pointless); err != nil {
 		l.failed(err)
 		return
 	}
@@ -275,9 +287,26 @@ func (l *loop) step() {
 	}
 }
 
-// failed deals with a batch that was not decoded. When the context is fuller than
-// the loop counted, the youngest sequence gives way and the rest is tried again.
+// pointless reports that nobody waits for the batch any more.
+func (l *loop) pointless() bool {
+	if l.leaving.Load() {
+		return true
+	}
+	for _, p := range l.parts {
+		if !p.seq.gone.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// failed deals with a batch that was not decoded. After an abort the sequences are
+// about to be dropped. When the context is fuller than the loop counted, the
+// youngest sequence gives way and the rest is tried again.
 func (l *loop) failed(err error) {
+	if errors.Is(err, errAborted) && l.undo() {
+		return
+	}
 	if errors.Is(err, errNoCells) && len(l.running) > 1 && l.undo() {
 		l.cfg.Log.Warn("KV is fuller than counted", "cells", l.g.cells.Load(), "batch", len(l.batch))
 		l.makeRoom()

@@ -105,7 +105,7 @@ func (n *native) makeContext(cfg *Config) error {
 	}
 	n.batch = llama.BatchInit(int32(cfg.BatchTokens), 0, 1)
 	id := int32(max(llama.VocabBOS(n.vocab), 0))
-	if err := n.Decode([]entry{{id: id, logits: true}}); err != nil {
+	if err := n.Decode([]entry{{id: id, logits: true}}, nil); err != nil {
 		return n.lib.because(fmt.Errorf("decode a first token: %w", err))
 	}
 	if _, err := n.Logits(0); err != nil {
@@ -114,8 +114,12 @@ func (n *native) makeContext(cfg *Config) error {
 	return n.Keep(0, 0)
 }
 
+// longBatch is the size from which a decode can be aborted: llama.cpp asks before
+// each node of its graph, which is felt in short ones.
+const longBatch = 32
+
 // Decode implements decoder.
-func (n *native) Decode(batch []entry) error {
+func (n *native) Decode(batch []entry, stop func() bool) error {
 	if err := n.batch.Clear(); err != nil {
 		return err
 	}
@@ -125,12 +129,18 @@ func (n *native) Decode(batch []entry) error {
 			return fmt.Errorf("fill a batch of %d: %w", len(batch), err)
 		}
 	}
+	n.lib.lines.forget()
+	if len(batch) > longBatch {
+		defer n.lib.abortable(n.ctx, stop)()
+	}
 	rc, err := llama.Decode(n.ctx, n.batch)
 	switch {
 	case err != nil:
 		return err
 	case rc == 1:
 		return errNoCells
+	case rc == 2:
+		return errAborted
 	case rc != 0:
 		return n.lib.because(fmt.Errorf("llama_decode returned %d", rc))
 	}

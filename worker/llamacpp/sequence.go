@@ -1,6 +1,8 @@
 package llamacpp
 
 import (
+	"sync/atomic"
+
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sampling"
 )
@@ -9,14 +11,15 @@ import (
 const outBuffer = 32
 
 // sequence is one call of Generate. The fields of the first paragraph do not
-// change; out and err are the way from the loop to the consumer; the rest belongs
-// to the loop.
+// change; the second paragraph is shared by the loop and the consumer; the rest
+// belongs to the loop.
 type sequence struct {
 	prompt int // tokens of the prompt
 	params worker.Params
 
-	out chan worker.Token // closed after the last token, or after err was set
-	err error
+	out  chan worker.Token // closed after the last token, or after err was set
+	err  error
+	gone atomic.Bool // the consumer has left and is about to say so
 
 	tokens  []int32 // prompt and answer
 	cached  int     // how many of tokens are in the KV; always less than len(tokens)

@@ -1,80 +1,94 @@
 package sampling
 
-import "math"
-
-// candidate is a token that may be drawn. Candidates are ordered by weight, then
-// by smaller id; the order is total, so a limit means the same whatever way it
-// was found.
+// candidate is a token that may be drawn. Candidates are ordered by logit, then by
+// smaller id; the order is total, so a limit means the same whatever way it was
+// found.
 type candidate struct {
 	id     int32
+	logit  float32
 	weight float64 // exp((logit - largest) / temperature), at most 1
 }
 
 // before reports whether c is ordered before d.
-func (c candidate) before(d candidate) bool {
-	return c.weight > d.weight || c.weight == d.weight && c.id < d.id
+func (c *candidate) before(d *candidate) bool {
+	return c.logit > d.logit || c.logit == d.logit && c.id < d.id
 }
 
 // Buffer is working memory for one goroutine's samplers; it grows to the size of
 // the vocabulary once. The zero value is ready.
 type Buffer struct {
-	all  []candidate // by id
-	work []candidate // permuted while a limit is searched
+	all  []candidate // those left, by id
+	work []candidate // a copy, permuted while a limit is searched
 }
 
-// gather collects the candidates whose logit is at most width below the best.
-func (b *Buffer) gather(logits []float32, best int32, width, temperature float64) {
+// gather collects the candidates whose logit is at most width below m.
+func (b *Buffer) gather(logits []float32, m, width float64) {
 	b.all = b.all[:0]
-	m := float64(logits[best])
 	low := float32(m - width)
 	for i, l := range logits {
 		if l >= low {
-			b.all = append(b.all, candidate{int32(i), math.Exp((float64(l) - m) / temperature)})
+			b.all = append(b.all, candidate{id: int32(i), logit: l})
 		}
 	}
 }
 
-// limit returns the last candidate, in order, that top_k and then top_p keep.
-func (b *Buffer) limit(topK int, topP float64) candidate {
-	none := candidate{id: math.MaxInt32} // after every candidate
-	byCount := topK > 0 && topK < len(b.all)
-	if !byCount && topP >= 1 {
-		return none
+// keepTop leaves the k candidates that come first in order.
+func (b *Buffer) keepTop(k int) {
+	if k <= 0 || k >= len(b.all) {
+		return
 	}
 	b.work = append(b.work[:0], b.all...)
-	last := none
-	if byCount {
-		nth(b.work, topK-1)
-		b.work = b.work[:topK]
-		last = b.work[topK-1]
-	}
-	if topP < 1 {
-		last = nucleus(b.work, topP)
-	}
-	return last
+	nth(b.work, k-1)
+	b.keep(b.work[k-1])
 }
 
-// draw walks the kept candidates by id until u of their weight is behind it.
-// u is in [0,1).
-func (b *Buffer) draw(limit candidate, u float64) int32 {
-	total := 0.0
-	for _, c := range b.all {
-		if !limit.before(c) {
-			total += c.weight
+// weigh computes the weights of what is left.
+func (b *Buffer) weigh(m, temperature float64) {
+	scale := 1 / temperature
+	for i := range b.all {
+		if d := float64(b.all[i].logit) - m; d < 0 { // at 0, scale may be infinite
+			b.all[i].weight = exp(d * scale)
+		} else {
+			b.all[i].weight = 1
 		}
+	}
+}
+
+// keepMass leaves the first candidates, in order, whose weights make up the part p.
+func (b *Buffer) keepMass(p float64) {
+	if p >= 1 {
+		return
+	}
+	b.work = append(b.work[:0], b.all...)
+	b.keep(nucleus(b.work, p))
+}
+
+// keep leaves last and those before it, still by id.
+func (b *Buffer) keep(last candidate) {
+	n := 0
+	for i := range b.all {
+		if !last.before(&b.all[i]) {
+			b.all[n] = b.all[i]
+			n++
+		}
+	}
+	b.all = b.all[:n]
+}
+
+// draw walks the candidates by id until the part u of their weight is behind it.
+// u is in [0,1).
+func (b *Buffer) draw(u float64) int32 {
+	total := 0.0
+	for i := range b.all {
+		total += b.all[i].weight
 	}
 	left := u * total
-	last := int32(-1)
-	for _, c := range b.all {
-		if limit.before(c) {
-			continue
-		}
-		last = c.id
-		if left -= c.weight; left < 0 {
-			break
+	for i := range b.all {
+		if left -= b.all[i].weight; left < 0 {
+			return b.all[i].id
 		}
 	}
-	return last // rounding may leave a crumb of left over: the last kept one takes it
+	return b.all[len(b.all)-1].id // rounding left a crumb over: the last one takes it
 }
 
 // nth partitions s so that s[k] is what it would be if s were sorted, with
@@ -98,16 +112,16 @@ func nth(s []candidate, k int) {
 // reach p of their total. It permutes s.
 func nucleus(s []candidate, p float64) candidate {
 	want := 0.0
-	for _, c := range s {
-		want += c.weight
+	for i := range s {
+		want += s[i].weight
 	}
 	want *= p
 	lo, hi := 0, len(s)
 	for hi-lo > 1 {
 		at := partition(s[lo:hi]) + lo
 		left := 0.0
-		for _, c := range s[lo:at] {
-			left += c.weight
+		for i := lo; i < at; i++ {
+			left += s[i].weight
 		}
 		switch {
 		case left >= want && at > lo:
@@ -128,18 +142,18 @@ func partition(s []candidate) int {
 	last := len(s) - 1
 	mid := last / 2
 	// median of three to the end: sorted input stays linear
-	if s[mid].before(s[0]) {
+	if s[mid].before(&s[0]) {
 		s[mid], s[0] = s[0], s[mid]
 	}
-	if s[last].before(s[0]) {
+	if s[last].before(&s[0]) {
 		s[last], s[0] = s[0], s[last]
 	}
-	if s[mid].before(s[last]) {
+	if s[mid].before(&s[last]) {
 		s[mid], s[last] = s[last], s[mid]
 	}
 	pivot, at := s[last], 0
 	for i := range last {
-		if s[i].before(pivot) {
+		if s[i].before(&pivot) {
 			s[i], s[at] = s[at], s[i]
 			at++
 		}

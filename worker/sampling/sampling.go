@@ -126,9 +126,12 @@ func (s *Sampler) draw(logits []float32, best int32, buf *Buffer) int32 {
 	if s.p.MinP > 0 {
 		width = min(width, -s.p.Temperature*math.Log(s.p.MinP))
 	}
-	buf.gather(logits, best, width, s.p.Temperature)
-	limit := buf.limit(s.p.TopK, s.p.TopP)
-	return buf.draw(limit, uniform(s.p.Seed, s.p.Choice, s.offset))
+	m := float64(logits[best])
+	buf.gather(logits, m, width)
+	buf.keepTop(s.p.TopK)
+	buf.weigh(m, s.p.Temperature)
+	buf.keepMass(s.p.TopP)
+	return buf.draw(uniform(s.p.Seed, s.p.Choice, s.offset))
 }
 
 // argmax returns the first index of the largest logit, -1 when none is a number
@@ -154,7 +157,7 @@ func logSumExp(logits []float32) float64 {
 	sum := 0.0
 	for _, l := range logits {
 		if l >= low {
-			sum += math.Exp(float64(l) - m)
+			sum += exp(float64(l) - m)
 		}
 	}
 	return m + math.Log(sum)
