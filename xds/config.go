@@ -109,10 +109,7 @@ func New(c Config) (*ControlPlane, error) {
 		watchers: map[string]*watcher{}, pools: map[string]context.CancelFunc{},
 	}
 	cp.metrics.workers(cp.state)
-	cp.server, err = newServer(cp.log, cp.metrics)
-	if err != nil {
-		return nil, fmt.Errorf("control plane: %w", err)
-	}
+	cp.server = newServer(cp.log, cp.metrics)
 	cp.policy = c.Envoy.Policy
 	cp.state.setPools(cp.policy)
 	return cp, cp.server.configure(resources)

@@ -21,6 +21,8 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
@@ -55,7 +57,7 @@ type server struct {
 	changed chan struct{}            // capacity 1: stored changed
 }
 
-func newServer(log *slog.Logger, m *metrics) (*server, error) {
+func newServer(log *slog.Logger, m *metrics) *server {
 	quiet := cacheLog{log}
 	return &server{
 		log: log, metrics: m,
@@ -64,7 +66,7 @@ func newServer(log *slog.Logger, m *metrics) (*server, error) {
 		rest:      cache.NewSnapshotCache(false, sameForAll{}, quiet),
 		stored:    map[string]proto.Message{},
 		changed:   make(chan struct{}, 1),
-	}, nil
+	}
 }
 
 // mux routes a request to the cache of its type. Types we have nothing of go to
@@ -220,6 +222,7 @@ func serveADS(ctx context.Context, ln net.Listener, c cache.Cache, cb serverv3.C
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, cb))
+	grpc_health_v1.RegisterHealthServer(g, health.NewServer())
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
 	if err := g.Serve(ln); err != nil && ctx.Err() == nil {

@@ -80,6 +80,8 @@ type SnapshotConfig struct {
 	Path string
 	// Listener takes Envoy's connections; it is closed in the end.
 	Listener net.Listener
+	// Primary is where the control plane listens: a Unix socket's path or ip:port.
+	Primary string
 	// Log takes what operators should see; nil discards.
 	Log *slog.Logger
 }
@@ -87,17 +89,19 @@ type SnapshotConfig struct {
 // ServeSnapshot serves the last configuration a control plane wrote to Envoys that
 // find no control plane, until ctx ends. It reads the file at each connection; as
 // long as there is none it answers nothing, rather than an empty configuration.
+//
+// Envoy stays with whoever answered it for as long as the connection lasts. So
+// connections are closed as soon as the control plane listens again, and Envoy
+// goes back to it.
 func ServeSnapshot(ctx context.Context, c SnapshotConfig) error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &snapshotServer{config: c}
-	srv, err := newServer(c.Log, newMetrics())
-	if err != nil {
-		return err
-	}
-	s.server = srv
-	return serveADS(ctx, c.Listener, srv.mux(), serverv3.CallbackFuncs{
+	srv := newServer(c.Log, newMetrics())
+	s := &snapshotServer{config: c, server: srv}
+	ln := &standIn{Listener: c.Listener, primary: c.Primary, conns: map[net.Conn]bool{}}
+	go ln.yield(ctx)
+	return serveADS(ctx, ln, srv.mux(), serverv3.CallbackFuncs{
 		DeltaStreamOpenFunc: func(context.Context, int64, string) error { return s.load() },
 	})
 }
