@@ -10,7 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvmesh/kvmesh/envoy/admin"
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
@@ -68,6 +70,9 @@ func (m *localMesh) missing(ctx context.Context) []string {
 	if len(out) == 0 {
 		out = m.missingEndpoints(ctx)
 	}
+	if len(out) == 0 && !m.extProcHealthy(ctx) {
+		out = append(out, "gateway (in envoy)")
+	}
 	return out
 }
 
@@ -123,6 +128,13 @@ func (m *localMesh) missingEndpoints(ctx context.Context) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// extProcHealthy reports whether Envoy asks the gateway; before its first check
+// of it, requests pass the gateway by.
+func (m *localMesh) extProcHealthy(ctx context.Context) bool {
+	list, err := admin.NewClient(m.ready().Admin).Clusters(ctx, "^"+names.ClusterExtProc+"$")
+	return err == nil && len(list) == 1 && len(list[0].Hosts) == 1 && !list[0].Hosts[0].FailedActiveHealthCheck
 }
 
 // get fetches a URL that must answer 200; a JSON body is decoded into v, when v

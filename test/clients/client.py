@@ -30,7 +30,7 @@ assert c.usage.total_tokens == c.usage.prompt_tokens + c.usage.completion_tokens
 assert c.choices[0].text, c
 
 c = client.chat.completions.create(model=alias, messages=[{"role": "user", "content": "Hello"}], max_tokens=5)
-assert c.model == alias and c.choices[0].message.role == "assistant", c
+assert c.model == model and c.choices[0].message.role == "assistant", c
 assert c.object == "chat.completion" and c.usage.prompt_tokens > 0, c
 
 text, usage, finish = "", None, None

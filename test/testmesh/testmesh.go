@@ -30,6 +30,8 @@ type Mesh struct {
 	Dir string // working folder; .kvmesh/ is in it
 	Log *Log   // what `kvmesh up` wrote to stderr
 	cmd *exec.Cmd
+
+	killed bool // "up" itself got SIGKILL
 }
 
 // Log collects a process's stderr; safe for concurrent use.
@@ -127,6 +129,10 @@ func (m *Mesh) Stop() error {
 	if m.cmd.ProcessState != nil {
 		return nil
 	}
+	if m.killed {
+		_ = m.cmd.Wait() // it was killed on purpose, and says so
+		return nil
+	}
 	_ = m.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 	return m.cmd.Wait()
 }
@@ -207,6 +213,12 @@ func (m *Mesh) Signal(t testing.TB, part string, sig syscall.Signal) {
 	}
 	if err := syscall.Kill(pid, sig); err != nil {
 		t.Fatalf("%v to %s: %v", sig, part, err)
+	}
+	if part == "up" {
+		m.killed = sig == syscall.SIGKILL
+		if err := m.Stop(); err != nil {
+			t.Errorf("stop the mesh: %v", err)
+		}
 	}
 }
 
