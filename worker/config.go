@@ -20,10 +20,10 @@ import (
 // Config describes one worker process. Fields without a stated default are
 // required.
 type Config struct {
-	ID        string // unique in the mesh, see fleet.Registration
-	Listen    string // host:port, default 127.0.0.1:8001
-	Listener  net.Listener
-	Advertise string // ip:port at which the mesh reaches the worker, default the listener's address
+	ID        string       // unique in the mesh, see fleet.Registration
+	Listen    string       // host:port, default 127.0.0.1:8001
+	Listener  net.Listener // used in place of Listen when set; the worker closes it
+	Advertise string       // ip:port at which the mesh reaches the worker, default the listener's address
 	Pool      string
 	Zone      string   // optional
 	Model     string   // name of the model, default the engine's own

@@ -24,7 +24,7 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 		started := time.Now()
 		g, err := s.prepare(w, r, engine, ep)
 		if err == nil && g.fault.Status != 0 {
-			err = openai.Errorf(g.fault.Status, "Simulated fault.")
+			err = simulated(g.fault.Status)
 		}
 		if err != nil {
 			s.report(err)
@@ -38,6 +38,15 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 			s.serveWhole(w, r, g)
 		}
 	}
+}
+
+// simulated is the error of a Fault's status.
+func simulated(status int) *openai.Error {
+	e := openai.Errorf(status, "Simulated fault.")
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		e.RetryAfter = time.Second
+	}
+	return e
 }
 
 // prepare does all that can fail for reasons of the request.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"net"
@@ -211,6 +212,61 @@ func TestKeepAliveThenError(t *testing.T) {
 		resp = r.post(t, textPath, `{"model":"sim","prompt":"x","max_tokens":9,"stream":true,"sim":{"stall_at":5,"stall_ms":46000}}`)
 		if s := readStream(resp.Body); s.comments != 3 || !s.whole() {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A client that stops reading does not keep its sequence for ever.
+func TestStuckReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newPipeListener()
+		r := &running{engine: newSim(t, sim.Config{ITL: time.Millisecond})}
+		r.run(t, worker.Config{Listener: l, Open: opener(r.engine)})
+		<-r.Changed()
+		conn, err := l.dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		body := `{"model":"sim","prompt":"x","max_tokens":5000,"stream":true,"sim":{"max":0}}`
+		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", textPath, len(body), body); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Second)
+		if l := r.engine.Load(); l.Running != 1 {
+			t.Errorf("a slow reader was given up too early: %+v", l)
+		}
+		time.Sleep(20 * time.Second)
+		if l := r.engine.Load(); l.Running != 0 {
+			t.Errorf("a stuck reader still holds its sequence: %+v", l)
+		}
+	})
+}
+
+// Two answers on one connection: the first leaves no deadline behind.
+func TestConnectionIsReused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newPipeListener()
+		dials := 0
+		r := &running{engine: newSim(t, sim.Config{}), client: &http.Client{Transport: &http.Transport{
+			DialContext: func(ctx context.Context, a, b string) (net.Conn, error) {
+				dials++
+				return l.dial(ctx, a, b)
+			},
+		}}}
+		r.run(t, worker.Config{Listener: l, Open: opener(r.engine)})
+		r.base = "http://worker"
+		<-r.Changed()
+		for range 3 {
+			resp := r.post(t, textPath, `{"model":"sim","prompt":"x","max_tokens":9,"stream":true}`)
+			if s := readStream(resp.Body); !s.whole() {
+				t.Errorf("%+v", s)
+			}
+			resp.Body.Close()
+			time.Sleep(time.Minute + time.Second)
+		}
+		if dials != 1 {
+			t.Errorf("%d connections", dials)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -161,7 +162,13 @@ func (s *Server) control(w http.ResponseWriter, r *http.Request) {
 
 // served are the model names that requests may use, the model's own first.
 func (s *Server) served() []string {
-	return append([]string{s.modelName()}, s.cfg.Aliases...)
+	out := []string{s.modelName()}
+	for _, a := range s.cfg.Aliases {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 func (s *Server) card(e Engine, id string) openai.ModelCard {

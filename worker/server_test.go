@@ -228,7 +228,7 @@ func TestLogprobs(t *testing.T) {
 }
 
 func TestModels(t *testing.T) {
-	r := start(t, sim.Config{Name: "org/tiny", ContextLen: 512}, worker.Config{Aliases: []string{"small"}})
+	r := start(t, sim.Config{Name: "org/tiny", ContextLen: 512}, worker.Config{Aliases: []string{"small", "org/tiny", "small"}})
 	list := decode[openai.ModelList](t, r.do(t, http.MethodGet, "/v1/models", ""), 200)
 	if list.Object != "list" || len(list.Data) != 2 || list.Data[0].ID != "org/tiny" || list.Data[1].Root != "org/tiny" {
 		t.Errorf("%+v", list)

@@ -28,8 +28,9 @@ type sse struct {
 	begun   bool
 	started bool // first was called
 	closed  bool
-	err     error // of the connection; nothing is written after it
-	last    time.Time
+	err     error     // of the connection; nothing is written after it
+	last    time.Time // of the last write
+	armed   time.Time // when the write deadline was last moved, zero = none is set
 	timer   *time.Timer
 	buf     []byte // of the event being written, reused
 	reasons []string
@@ -52,7 +53,10 @@ func newSSE(w http.ResponseWriter, a openai.Answer, usage bool, keepAlive time.D
 // tick writes a comment if nothing was written for keepAlive, and sets itself
 // again. Moving the timer here, not at each token, keeps tokens cheap.
 func (s *sse) tick() {
-	s.mu.Lock()
+	if !s.mu.TryLock() { // a write is going on: the stream is not silent
+		time.AfterFunc(s.keepAlive, s.tick)
+		return
+	}
 	defer s.mu.Unlock()
 	if s.closed || s.err != nil {
 		return
@@ -152,6 +156,22 @@ func (s *sse) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	s.timer.Stop()
+	if !s.armed.IsZero() { // the connection serves other requests after this one
+		_ = s.rc.SetWriteDeadline(time.Time{})
+	}
+}
+
+// stuckAfter is how many silent periods a client may take to read what was
+// written; then it is taken for gone, so that it does not hold its sequence.
+const stuckAfter = 4
+
+// armLocked moves the write deadline ahead, now and then rather than at every
+// token. The comments keep it ahead in silence too, where HTTP/2 would act on it.
+func (s *sse) armLocked(now time.Time) {
+	if s.armed.IsZero() || now.Sub(s.armed) >= s.keepAlive/2 {
+		_ = s.rc.SetWriteDeadline(now.Add(stuckAfter * s.keepAlive)) // not all transports have deadlines
+		s.armed = now
+	}
 }
 
 // writeLocked sends s.buf, after the header at the first time.
@@ -167,6 +187,8 @@ func (s *sse) writeLocked() error {
 		h.Set("X-Accel-Buffering", "no") // nginx in front must not buffer
 		s.w.WriteHeader(http.StatusOK)
 	}
+	s.last = time.Now()
+	s.armLocked(s.last)
 	var err error
 	if len(s.buf) > 0 {
 		_, err = s.w.Write(s.buf)
@@ -177,6 +199,5 @@ func (s *sse) writeLocked() error {
 	if err != nil {
 		s.err = fmt.Errorf("%w: %w", errGone, err)
 	}
-	s.last = time.Now()
 	return s.err
 }

@@ -20,6 +20,10 @@ func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) ite
 			yield(worker.Token{}, bad)
 			return
 		}
+		if _, err := e.fits(ids, "prompt"); err != nil {
+			yield(worker.Token{}, err)
+			return
+		}
 		if err := e.enter(ctx); err != nil {
 			yield(worker.Token{}, err)
 			return

@@ -98,34 +98,50 @@ func (e *Engine) Model() worker.Model { return e.model }
 // Tokenize implements worker.Engine. Chat messages become role, text and end of
 // turn, one after the other, with the assistant's role last.
 func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
-	ids := []int32{idBOS}
 	if req.Endpoint == openai.Chat {
-		messages, err := req.DecodeMessages()
-		if err != nil {
-			return nil, err
-		}
-		for _, m := range messages {
-			ids = append(e.tok.encode(append(ids, roleID(m.Role)), m.Content), idTurn)
-		}
-		return append(ids, roleID("assistant")), nil
+		return e.tokenizeChat(req)
 	}
-	prompts, err := req.DecodePrompts()
-	if err != nil {
-		return nil, err
+	prompts, bad := req.DecodePrompts()
+	if bad != nil {
+		return nil, bad
 	}
 	if prompt < 0 || prompt >= len(prompts) {
 		return nil, fmt.Errorf("sim: prompt %d of %d", prompt, len(prompts))
 	}
 	p := prompts[prompt]
+	ids := append([]int32(nil), p.IDs...)
 	if p.IDs == nil {
-		return e.tok.encode(ids, p.Text), nil
+		ids = e.tok.encode([]int32{idBOS}, p.Text)
 	}
-	for _, id := range p.IDs {
-		if id >= vocab {
-			return nil, openai.Invalid("prompt", "Invalid 'prompt': token id %d is outside the vocabulary of %d.", id, vocab)
+	return e.fits(ids, "prompt")
+}
+
+func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
+	messages, bad := req.DecodeMessages()
+	if bad != nil {
+		return nil, bad
+	}
+	ids := []int32{idBOS}
+	for _, m := range messages {
+		ids = append(e.tok.encode(append(ids, roleID(m.Role)), m.Content), idTurn)
+	}
+	return e.fits(append(ids, roleID("assistant")), "messages")
+}
+
+// fits refuses what cannot be prefilled; param is the field that is to blame.
+func (e *Engine) fits(ids []int32, param string) ([]int32, error) {
+	if len(ids) == 0 {
+		return nil, openai.Invalid(param, "Invalid '%s': it holds no token.", param)
+	}
+	if len(ids) >= e.cfg.ContextLen {
+		return nil, openai.ContextTooLong(param, len(ids), e.cfg.ContextLen)
+	}
+	for _, id := range ids {
+		if id < 0 || id >= vocab {
+			return nil, openai.Invalid(param, "Invalid '%s': token id %d is outside the vocabulary of %d.", param, id, vocab)
 		}
 	}
-	return append([]int32(nil), p.IDs...), nil
+	return ids, nil
 }
 
 // Decode implements worker.Decoder.
