@@ -221,7 +221,7 @@ func TestSlowClient(t *testing.T) {
 			t.Errorf("%d bytes are under way to a client that reads nothing", stalled)
 		}
 		for range 10 { // slower than the streamIdle of other routes, faster than the stall
-			time.Sleep(50 * time.Second)
+			<-time.After(50 * time.Second)
 			if _, err := io.CopyN(io.Discard, resp.Body, 100_000); err != nil {
 				t.Fatalf("a slow client is cut: %v", err)
 			}
@@ -230,7 +230,7 @@ func TestSlowClient(t *testing.T) {
 		if got := sent.Load(); got < stalled+900_000 || got > stalled+1_200_000 {
 			t.Errorf("worker sent %d bytes for 1000000 read", got-stalled)
 		}
-		time.Sleep(3 * time.Minute)
+		<-time.After(3 * time.Minute)
 		synctest.Wait()
 		for _, v := range m.picker.Workers(time.Now()) {
 			if v.InFlight != 0 || v.Broken {

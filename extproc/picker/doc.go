@@ -15,6 +15,6 @@
 //	DEGRADED workers
 //	workers behind an open breaker
 //
-// and within each line by estimated load over capacity and weight. A session's
-// worker goes before all of them while it has a free sequence.
+// and within each line by estimated load over capacity and weight; those about as
+// good as the first take turns. A session's worker goes before all of them while it has a free sequence.
 package picker

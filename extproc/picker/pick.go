@@ -116,6 +116,7 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 			ranking.affine(c, mix(session^w.hash))
 		}
 	}
+	ranking.spread()
 	d.Affinity = ranking.stick()
 	if len(ranking.top) == 0 {
 		d.Why = fmt.Sprintf("pool %s has no worker that takes requests (%d listed, %d excluded)", d.Pool, len(takers), len(r.Exclude))

@@ -206,6 +206,26 @@ func TestTiesSpread(t *testing.T) {
 	}
 }
 
+// TestNearTiesSpread: one at a time, idle workers of nearly the same weight take
+// turns, while one of half the weight is left for busier times.
+func TestNearTiesSpread(t *testing.T) {
+	p := newPicker(t, Config{})
+	weight := func(id string, weight uint32) *fleetpb.Worker {
+		return with(testWorker(id, "", 0, 64), func(w *fleetpb.Worker) { w.Weight = weight })
+	}
+	p.Update([]*fleetpb.Worker{weight("w1", 957), weight("w2", 914), weight("w3", 1000), weight("w4", 500)})
+	won := map[string]int{}
+	for i := range 30 {
+		now := t0.Add(time.Duration(i) * time.Minute)
+		d := p.Choose(now, Request{Model: "chat"})
+		won[d.Candidates[0].ID]++
+		p.Acquire(d.Candidates[0].ID)()
+	}
+	if diff := cmp.Diff(map[string]int{"w1": 10, "w2": 10, "w3": 10}, won); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestInFlight follows the estimate of one worker's load through choices,
 // arrivals, reports and ends.
 func TestInFlight(t *testing.T) {

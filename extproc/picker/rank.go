@@ -1,6 +1,9 @@
 package picker
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // ranked is a worker with what decides its place.
 type ranked struct {
@@ -83,6 +86,22 @@ func (r *ranking) stick() bool {
 	}
 	r.top = slices.Insert(r.top, 0, r.home)
 	return true
+}
+
+// nearTie is the ratio of scores up to which two workers count as equally loaded:
+// their loads are estimates, and a weight moves in steps of a tenth.
+const nearTie = 1.25
+
+// spread lets workers that are about as good as the first take turns. Without it
+// a light, steady traffic would all go to the one whose weight is a little higher.
+func (r *ranking) spread() {
+	n := 0
+	for n < len(r.top) && r.top[n].order == r.top[0].order && r.top[n].score <= nearTie*r.top[0].score {
+		n++
+	}
+	slices.SortFunc(r.top[:n], func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.chosen, b.chosen), cmp.Compare(a.score, b.score), cmp.Compare(a.w.ID, b.w.ID))
+	})
 }
 
 // mix is the finalizer of SplitMix64: every bit of x reaches every bit of the
