@@ -1,6 +1,8 @@
 package envoy
 
 import (
+	"fmt"
+	"hash/fnv"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -74,7 +76,17 @@ func poolCluster(c Config, p *policy.WorkerPool) *clusterv3.Cluster {
 			cl.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{tlsSocket(c.TrustedCA)}
 		}
 	}
+	cl.EdsClusterConfig.ServiceName = serviceName(cl)
 	return cl
+}
+
+// serviceName is the name of the cluster's EDS resource: its own name and a hash
+// of its settings. Envoy makes a changed cluster anew, and waits for endpoints that
+// it would not ask for again, had it asked under the same name before.
+func serviceName(cl *clusterv3.Cluster) string {
+	h := fnv.New32a()
+	_, _ = h.Write(packed(cl).GetValue()) // a hash never fails
+	return fmt.Sprintf("%s@%08x", cl.GetName(), h.Sum32())
 }
 
 // ownHTTP speaks HTTP/2 in clear to our workers. A worker that hangs with its

@@ -161,13 +161,13 @@ spec:
 	ep := envoy.Endpoint{Worker: "good", Address: addr, Status: health.Healthy, Weight: 1, Hostname: "good.test", TLS: true}
 	wrong := envoy.Endpoint{Worker: "wrong", Address: addr, Status: health.Healthy, Weight: 1, Hostname: "other.test", TLS: true}
 
-	m.start(setup{}, envoy.Endpoints("main", []envoy.Endpoint{ep}))
+	m.start(setup{}, envoy.Endpoints("pool/main", []envoy.Endpoint{ep}))
 	envoytest.Eventually(t, 5*time.Second, "the https server's answer", func() bool {
 		return m.send("GET", "/v1/models", nil).body == "good.test good.test"
 	})
 	m.envoy.Kill()
 
-	m.start(setup{}, envoy.Endpoints("main", []envoy.Endpoint{wrong}))
+	m.start(setup{}, envoy.Endpoints("pool/main", []envoy.Endpoint{wrong}))
 	if got := m.send("GET", "/v1/models", nil); got.status != 503 {
 		t.Errorf("certificate of another host: %d %q, want 503", got.status, got.body)
 	}

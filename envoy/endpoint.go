@@ -26,14 +26,15 @@ type Endpoint struct {
 	TLS      bool // an https server
 }
 
-// Endpoints makes the EDS resource of a pool. Endpoints are grouped by zone and
-// sorted, so equal sets give equal bytes whatever their order.
-func Endpoints(pool string, eps []Endpoint) *endpointv3.ClusterLoadAssignment {
+// Endpoints makes the EDS resource of a service: the service name of a pool's
+// cluster. Endpoints are grouped by zone and sorted, so equal sets give equal bytes
+// whatever their order.
+func Endpoints(service string, eps []Endpoint) *endpointv3.ClusterLoadAssignment {
 	eps = slices.Clone(eps)
 	slices.SortFunc(eps, func(a, b Endpoint) int {
 		return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Address, b.Address))
 	})
-	out := &endpointv3.ClusterLoadAssignment{ClusterName: names.PoolCluster(pool)}
+	out := &endpointv3.ClusterLoadAssignment{ClusterName: service}
 	var group *endpointv3.LocalityLbEndpoints
 	for i, e := range eps {
 		if i == 0 || e.Zone != eps[i-1].Zone {

@@ -24,6 +24,7 @@ import (
 	"github.com/kvmesh/kvmesh/envoy"
 	"github.com/kvmesh/kvmesh/envoy/envoytest"
 	meshhealth "github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/names"
 )
 
 // quickPolicy is one pool with short time-outs.
@@ -101,7 +102,7 @@ func newMesh(t *testing.T, s setup) *mesh {
 		m.workers = append(m.workers, w)
 		eps = append(eps, envoy.Endpoint{Worker: w.id, Address: w.addr, Status: meshhealth.Healthy, Weight: 100})
 	}
-	m.start(s, envoy.Endpoints(m.cfg.Policy.Pools[0].Name, eps))
+	m.start(s, envoy.Endpoints(names.PoolCluster(m.cfg.Policy.Pools[0].Name), eps))
 	return m
 }
 

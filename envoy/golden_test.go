@@ -99,7 +99,7 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Bootstrap: %v", err)
 	}
-	eds := envoy.Endpoints("small", []envoy.Endpoint{
+	eds := envoy.Endpoints("pool/small", []envoy.Endpoint{
 		{Worker: "w2", Address: "127.0.0.1:9002", Zone: "b", Status: health.Draining, Weight: 1},
 		{Worker: "w1", Address: "127.0.0.1:9001", Zone: "a", Status: health.Healthy, Weight: 250},
 		{Worker: "example.test", Address: "[2001:db8::1]:443", Zone: "b", Status: health.Healthy, Weight: 0, Hostname: "example.test", TLS: true},

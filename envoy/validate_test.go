@@ -23,7 +23,7 @@ func TestEnvoyAcceptsEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eds := envoy.Endpoints("foreign", []envoy.Endpoint{
+	eds := envoy.Endpoints("pool/foreign", []envoy.Endpoint{
 		{Worker: "f1", Address: "127.0.0.1:1", Status: health.Healthy, Weight: 1, Hostname: "example.test", TLS: true},
 	})
 	envoytest.Validate(t, envoytest.Static(t, r, eds))

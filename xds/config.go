@@ -112,6 +112,7 @@ func New(c Config) (*ControlPlane, error) {
 	cp.server = newServer(cp.log, cp.metrics)
 	cp.policy = c.Envoy.Policy
 	cp.state.setPools(cp.policy)
+	cp.server.expect(resources.Clusters)
 	return cp, cp.server.configure(resources)
 }
 
@@ -201,13 +202,12 @@ func (cp *ControlPlane) Reload(set *policy.Set) error {
 	cp.mu.Unlock()
 	cp.state.setPools(set)
 	cp.sync()
-	// New clusters' endpoints must be there before the clusters are, and old ones
-	// stay until the clusters are gone.
+	// The new clusters' endpoints must be there before the clusters are.
+	cp.server.expect(resources.Clusters)
 	cp.publishAll()
 	if err := cp.server.configure(resources); err != nil {
 		return fmt.Errorf("reload: %w", err)
 	}
-	cp.server.forget(cp.state.poolNames())
 	cp.startPools()
 	return nil
 }

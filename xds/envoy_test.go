@@ -192,6 +192,15 @@ func TestClusterChangeWithoutEndpointChange(t *testing.T) {
 		e.host("w0", "still there", func(h admin.Host) bool { return h.EDSHealth == "HEALTHY" })
 	}
 
+	// The same across a restart: the new process knows nothing of the old names.
+	p.crash()
+	p.config.Envoy.Policy = parse(t, strings.Replace(onePool, "spec:", "spec:\n  connect: 4s", 1))
+	p.start()
+	envoytest.Eventually(t, 10*time.Second, "the changed cluster", func() bool {
+		return e.stat("cluster_manager.cluster_modified") == 3 && e.stat("cluster_manager.warming_clusters") == 0
+	})
+	e.host("w0", "still there", func(h admin.Host) bool { return h.EDSHealth == "HEALTHY" })
+
 	second := onePool + "---" + strings.ReplaceAll(onePool, "main", "other")
 	second = strings.Replace(second, "local: [{id: w0}]", "local: [{id: w9}]", 1)
 	if err := p.cp.Reload(parse(t, second)); err != nil {

@@ -9,11 +9,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
@@ -52,9 +52,10 @@ type server struct {
 	fleet     *cache.LinearCache
 	rest      cache.SnapshotCache
 
-	mu      sync.Mutex
-	stored  map[string]proto.Message // type URL + "\n" + name → resource, for the snapshot
-	changed chan struct{}            // capacity 1: stored changed
+	mu       sync.Mutex
+	services map[string][]string      // pool → names of its EDS resource, the current one first
+	stored   map[string]proto.Message // type URL + "\n" + name → resource, for the snapshot
+	changed  chan struct{}            // capacity 1: stored changed
 }
 
 func newServer(log *slog.Logger, m *metrics) *server {
@@ -64,6 +65,7 @@ func newServer(log *slog.Logger, m *metrics) *server {
 		endpoints: cache.NewLinearCache(resource.EndpointType, cache.WithLogger(quiet)),
 		fleet:     cache.NewLinearCache(fleet.TypeURL, cache.WithLogger(quiet)),
 		rest:      cache.NewSnapshotCache(false, sameForAll{}, quiet),
+		services:  map[string][]string{},
 		stored:    map[string]proto.Message{},
 		changed:   make(chan struct{}, 1),
 	}
@@ -85,6 +87,41 @@ func (s *server) mux() *cache.MuxCache {
 		Caches: map[string]cache.Cache{
 			resource.EndpointType: s.endpoints, fleet.TypeURL: s.fleet, allNodes: s.rest,
 		},
+	}
+}
+
+// expect says under which names the clusters of a coming configuration will ask
+// for their endpoints. The names before them stay in use: an Envoy that refuses
+// the new configuration goes on with the old one.
+func (s *server) expect(clusters []*clusterv3.Cluster) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	services, used := map[string][]string{}, map[string]bool{}
+	for _, c := range clusters {
+		name := c.GetEdsClusterConfig().GetServiceName()
+		pool, isPool := strings.CutPrefix(c.GetName(), names.PoolPrefix)
+		if !isPool {
+			continue
+		}
+		services[pool] = []string{name}
+		if old := s.services[pool]; len(old) > 0 && old[0] != name {
+			services[pool] = append(services[pool], old[0])
+		} else {
+			services[pool] = append(services[pool], old[min(1, len(old)):]...)
+		}
+		for _, n := range services[pool] {
+			used[n] = true
+		}
+	}
+	s.services = services
+	for key := range s.stored {
+		typeURL, name, _ := strings.Cut(key, "\n")
+		if typeURL == resource.EndpointType && !used[name] {
+			delete(s.stored, key)
+			if err := s.endpoints.DeleteResource(name); err != nil {
+				s.log.Error("endpoints not removed", "service", name, "err", err)
+			}
+		}
 	}
 }
 
@@ -143,36 +180,23 @@ func contentVersion(byType map[resource.Type][]types.Resource) (string, error) {
 
 // setEndpoints publishes the endpoints of a pool.
 func (s *server) setEndpoints(pool string, eps []envoy.Endpoint) {
-	cla := envoy.Endpoints(pool, eps)
-	if err := cla.ValidateAll(); err != nil {
-		s.log.Error("endpoints not published", "pool", pool, "err", err)
-		return
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	update := map[string]types.Resource{}
+	for _, service := range s.services[pool] {
+		cla := envoy.Endpoints(service, eps)
+		if err := cla.ValidateAll(); err != nil {
+			s.log.Error("endpoints not published", "pool", pool, "err", err)
+			return
+		}
+		update[service] = cla
+		s.stored[resource.EndpointType+"\n"+service] = cla
 	}
-	if err := s.endpoints.UpdateResource(cla.GetClusterName(), cla); err != nil {
+	if err := s.endpoints.UpdateResources(update, nil); err != nil {
 		s.log.Error("endpoints not published", "pool", pool, "err", err)
 		return
 	}
 	s.metrics.pushes.WithLabelValues("endpoints").Inc()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stored[resource.EndpointType+"\n"+cla.GetClusterName()] = cla
-	s.noteLocked()
-}
-
-// forget removes the endpoints of pools that are no more.
-func (s *server) forget(pools []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for key := range s.stored {
-		typeURL, name, _ := strings.Cut(key, "\n")
-		if typeURL != resource.EndpointType || slices.Contains(pools, strings.TrimPrefix(name, names.PoolPrefix)) {
-			continue
-		}
-		delete(s.stored, key)
-		if err := s.endpoints.DeleteResource(name); err != nil {
-			s.log.Error("endpoints not removed", "cluster", name, "err", err)
-		}
-	}
 	s.noteLocked()
 }
 

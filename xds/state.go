@@ -115,12 +115,6 @@ func (s *state) all() []*pool {
 	return slices.SortedFunc(maps.Values(s.pools), func(a, b *pool) int { return cmp.Compare(a.name, b.name) })
 }
 
-func (s *state) poolNames() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.pools))
-}
-
 func (s *state) hasPool(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
