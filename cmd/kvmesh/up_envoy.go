@@ -86,9 +86,9 @@ func (m *localMesh) envoySpec() supervise.Spec {
 			"-c", file, "--concurrency", strconv.Itoa(m.set.Mesh.Envoy.Concurrency), "-l", m.set.Mesh.Envoy.LogLevel,
 			"--disable-hot-restart", "--file-flush-interval-msec", "500",
 		},
-		Log:  m.envoyLog,
+		Log:     m.envoyLog,
 		Prepare: func() error { return m.writeBootstrap(file) },
-		Grace: 2 * time.Second,
+		Grace:   2 * time.Second,
 	}
 }
 
