@@ -1,4 +1,61 @@
 // Package worker is the process that generates: an OpenAI-compatible HTTP server
 // over an Engine, its load reports over ORCA, and its registration with the
 // control plane. Engines live in the sub-packages.
+//
+// # One port
+//
+// HTTP/1.1, HTTP/2 without TLS and gRPC share the worker's port:
+//
+//	POST /v1/chat/completions   generation, streamed or whole
+//	POST /v1/completions        likewise; several prompts, echo, token ids
+//	GET  /v1/models[/{id}]      the model and its aliases
+//	GET  /health                200 while the engine has not failed, else 503
+//	GET  /ready                 200 ready; 503 loading (with percent), shutting_down, not_ready
+//	GET  /metrics               Prometheus, with vLLM's names
+//	     /sim                   the simulator's settings, where the engine is one
+//	gRPC xds.service.orca.v3.OpenRcaService/StreamCoreMetrics
+//	gRPC grpc.health.v1.Health
+//
+// Every response carries x-kvmesh-worker with the worker's id. A request that
+// carries x-kvmesh-expect-worker with another id is refused with 421, so that an
+// attempt never runs on a stranger that took over an address.
+//
+// # The life of a request
+//
+// A generation request passes four stages, each in a file of its own:
+//
+//	generate.go  admission: 503 with Retry-After while loading or draining
+//	plan.go      body, parse, model name, tokens: everything that can be the
+//	             client's fault, so that it is answered with a real HTTP status
+//	choice.go    one goroutine per choice pulls tokens from the engine and pushes
+//	             their bytes through an emitter (emit.go)
+//	sse.go       or whole (generate.go): the sink that the text goes to
+//
+// A streamed response begins with the first token, or with an SSE comment when
+// none came for KeepAlive; the comment is repeated in every silence of that
+// length. A failure before the beginning is an HTTP error, one after it an event
+// {"error":…} that ends the stream without [DONE]. A stream is whole only if every
+// choice has a finish_reason and [DONE] is there.
+//
+// # Who frees a sequence
+//
+// The engine frees a sequence when the loop over Generate is left. It is left at
+// the end of the answer, at a stop string, when the client is gone (its context
+// ends, or a write fails), when a client has read nothing for four times
+// KeepAlive, and when the drain time is over.
+//
+// # Counting
+//
+// usage.prompt_tokens counts each prompt once, whatever n is. completion_tokens
+// counts every step of the engine, also the model's end token and the tokens of a
+// stop string, as vLLM does. cached_tokens is what the engine did not prefill
+// again; among the choices of one prompt the least counts, because the others
+// reuse the prefill of the first.
+//
+// # Start and end
+//
+// The port is open before the model is loaded, so that /ready can tell how far
+// loading is. When the context of Run ends, the worker registers as draining,
+// refuses new requests with 503, lets running ones finish for DrainTimeout, ends
+// the others with an error event, takes its registration back and closes.
 package worker

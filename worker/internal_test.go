@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"math"
 	"net/http"
 	"testing"
 	"time"
@@ -60,6 +61,66 @@ func TestUsageCountsPromptsOnceAndTheLeastReuse(t *testing.T) {
 	want := openai.Usage{PromptTokens: 30, CompletionTokens: 26, TotalTokens: 56, PromptTokensDetails: &openai.PromptTokensDetails{CachedTokens: 4}}
 	if diff := cmp.Diff(want, g.usage()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestTokenNamesAndNumbers(t *testing.T) {
+	for in, want := range map[string]string{"": "", " a": " a", "é": "é", "\xc3": `bytes:\xc3`, "a\xf0\x9f": `bytes:\x61\xf0\x9f`} {
+		if got := tokenName([]byte(in)); got != want {
+			t.Errorf("%q is named %q, want %q", in, got, want)
+		}
+	}
+	for in, want := range map[float64]float64{-1.5: -1.5, 0: 0, math.Inf(-1): -9999, 1e-9: 0} {
+		if got := finite(in); got != want {
+			t.Errorf("%g becomes %g, want %g", in, got, want)
+		}
+	}
+	if got := finite(math.NaN()); got != -9999 {
+		t.Errorf("NaN becomes %g", got)
+	}
+}
+
+func TestMaxTokens(t *testing.T) {
+	for _, c := range []struct {
+		ep          openai.Endpoint
+		asked, room int
+		want        int
+	}{
+		{openai.Chat, 0, 100, 100}, {openai.Chat, 5, 100, 5}, {openai.Chat, 500, 100, 100},
+		{openai.Completions, 0, 100, 16}, {openai.Completions, 0, 9, 9}, {openai.Completions, 50, 100, 50},
+	} {
+		if got := maxTokens(&openai.Request{Endpoint: c.ep, MaxTokens: c.asked}, c.room); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+func TestLifecycleCountsRequests(t *testing.T) {
+	l := newLifecycle()
+	if _, err := l.begin(); err == nil || err.Status != 503 {
+		t.Errorf("while loading: %v", err)
+	}
+	l.loaded(nil) // no engine is needed to count
+	l.engine = struct{ Engine }{}
+	for range 2 {
+		if _, err := l.begin(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	idle := l.drain()
+	if _, err := l.begin(); err == nil || err.RetryAfter == 0 {
+		t.Errorf("while draining: %v", err)
+	}
+	l.end()
+	select {
+	case <-idle:
+		t.Fatal("idle with a request running")
+	default:
+	}
+	l.end()
+	<-idle
+	if l.drain() != idle {
+		t.Error("a second drain is another one")
 	}
 }
 

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -366,77 +364,6 @@ func TestNoControlPlane(t *testing.T) {
 	r.stop()
 	if err := <-r.ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// brittle is an engine that misbehaves in ways the simulator does not.
-type brittle struct {
-	*sim.Engine
-	broken atomic.Bool
-}
-
-func (b *brittle) Check() error {
-	if b.broken.Load() {
-		return errors.New("out of memory")
-	}
-	return nil
-}
-
-func (b *brittle) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
-	return func(yield func(worker.Token, error) bool) {
-		n := 0
-		for tok, err := range b.Engine.Generate(ctx, ids, p) {
-			if n == p.MaxTokens/2 {
-				switch p.TopK {
-				case 1:
-					panic("boom")
-				case 2:
-					return
-				case 3:
-					yield(worker.Token{}, errors.New("secret detail"))
-					return
-				}
-			}
-			n++
-			if !yield(tok, err) {
-				return
-			}
-		}
-	}
-}
-
-func TestBrittleEngine(t *testing.T) {
-	var log strings.Builder
-	b := &brittle{Engine: newSim(t, sim.Config{})}
-	r := &running{}
-	r.run(t, worker.Config{Open: opener(b), Log: slog.New(slog.NewTextHandler(&log, nil))})
-	<-r.Changed()
-	for kind, name := range []string{1: "panic", 2: "no finish", 3: "error"} {
-		if name == "" {
-			continue
-		}
-		body := `{"model":"sim","prompt":["x","y"],"max_tokens":20,"top_k":` + string(rune('0'+kind))
-		resp := r.post(t, textPath, body+"}")
-		if e := decode[apiError](t, resp, 500); e.Error.Type != "api_error" || strings.Contains(e.Error.Message, "secret") {
-			t.Errorf("%s: %+v", name, e)
-		}
-		s := readStream(r.post(t, textPath, body+`,"stream":true}`).Body)
-		if last := s.events[len(s.events)-1]; s.err != nil || !strings.Contains(last, `"api_error"`) || strings.Contains(last, "secret") {
-			t.Errorf("%s: last event %s", name, last)
-		}
-	}
-	decode[any](t, r.post(t, textPath, `{"model":"sim","prompt":"x"}`), 200)
-	b.broken.Store(true)
-	if s := decode[healthBody](t, r.do(t, http.MethodGet, "/health", ""), 503); s.Status != "failed" {
-		t.Errorf("%+v", s)
-	}
-	if s := decode[healthBody](t, r.do(t, http.MethodGet, "/ready", ""), 503); s.Status != "not_ready" {
-		t.Errorf("%+v", s)
-	}
-	r.stop()
-	<-r.ended
-	if !strings.Contains(log.String(), "boom") || !strings.Contains(log.String(), "secret detail") {
-		t.Errorf("the log lacks the causes: %.300s", log.String())
 	}
 }
 

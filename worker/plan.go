@@ -56,7 +56,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *open
 	if _, big := errors.AsType[*http.MaxBytesError](err); big {
 		return nil, tooLarge
 	}
-	if err != nil && r.Context().Err() == nil && isTimeout(err) {
+	if isTimeout(err) {
 		return nil, openai.Errorf(http.StatusRequestTimeout, "The request body did not arrive within %v.", s.cfg.BodyTimeout)
 	}
 	if err != nil {

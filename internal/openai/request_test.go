@@ -2,8 +2,11 @@ package openai
 
 import (
 	"encoding/json"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -169,5 +172,44 @@ func TestErrors(t *testing.T) {
 	long := NotFoundModel(strings.Repeat("é", 200)).Message
 	if len(long) > 300 || strings.Contains(long, `\x`) || !json.Valid(NotFoundModel("\xff\xfe").Body()) {
 		t.Errorf("a long name gives %q", long)
+	}
+}
+
+func TestErrorAsAResponse(t *testing.T) {
+	for _, c := range []struct {
+		err        *Error
+		status     int
+		retry, has string
+	}{
+		{MethodNotAllowed("GET", "/v1/x", "POST"), 405, "", "Use POST."},
+		{ContextTooLong("prompt", 12, 10), 400, "", `"code":"context_length_exceeded"`},
+		{Unavailable(200*time.Millisecond, "later"), 503, "1", `"type":"overloaded_error"`},
+	} {
+		w := httptest.NewRecorder()
+		c.err.Write(w)
+		h := w.Header()
+		if w.Code != c.status || h.Get("Retry-After") != c.retry || h.Get("Content-Type") != "application/json" ||
+			h.Get("Content-Length") != strconv.Itoa(w.Body.Len()) || !strings.Contains(w.Body.String(), c.has) {
+			t.Errorf("%v: %d %v %s", c.err, w.Code, h, w.Body)
+		}
+	}
+}
+
+func TestMissingInput(t *testing.T) {
+	for _, c := range []struct {
+		ep            Endpoint
+		fields, param string
+	}{
+		{Chat, ``, "messages"}, {Chat, `,"messages":null`, "messages"}, {Chat, `,"messages":[]`, "messages"}, {Chat, `,"messages":{}`, "messages"},
+		{Completions, ``, "prompt"}, {Completions, `,"prompt":[ ]`, "prompt"}, {Completions, `,"prompt":7`, "prompt"}, {Completions, `,"prompt":{}`, "prompt"},
+	} {
+		_, err := Parse(c.ep, []byte(`{"model":"m"`+c.fields+`}`))
+		if err == nil || err.Param != c.param {
+			t.Errorf("%s %s: %v", c.ep, c.fields, err)
+		}
+	}
+	r := mustParse(t, Chat, `{"model":"m","messages":[`+strings.Repeat(" ", 99)+`]}`)
+	if _, err := r.DecodeMessages(); err == nil || err.Param != "messages" {
+		t.Errorf("an empty list behind many spaces: %v", err)
 	}
 }

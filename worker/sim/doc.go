@@ -1,8 +1,27 @@
 // Package sim is a deterministic stand-in for a language model: an Engine with a
-// reversible tokenizer, readable answers, settable speeds and, on request, faults
-// (see Instructions). It needs neither a model nor a GPU and serves tests, load
-// tests and demonstrations.
+// reversible tokenizer, readable answers, settable speeds and, on request, faults.
+// It needs neither a model nor a GPU and serves tests, load tests and
+// demonstrations.
 //
-// The next token is a pure function of the model's name, the tokens so far, the
-// choice and, when the temperature is above 0, the seed.
+// The next token is a pure function of the model's name, all tokens before it, the
+// choice and, when the temperature is above 0, the seed. Prompt and delivered
+// tokens together therefore continue an answer as it would have gone on. Answers
+// hold characters of several bytes, each byte a token of its own, so that whatever
+// reads the stream has to put them together.
+//
+// An answer ends by itself after Config.AnswerLen tokens; max_tokens cuts it
+// earlier, ignore_eos makes it go on until max_tokens.
+//
+// # Per request
+//
+// The body field "sim" asks one request to be slow or to fail (see Instructions):
+//
+//	{"model":"sim","prompt":"x","stream":true,"sim":{"ttft_ms":180000,"itl_ms":20,"cut_at":5}}
+//
+// # While it runs
+//
+// POST /sim on the worker's port changes what the engine reports and how fast it
+// is; null returns to the real value:
+//
+//	{"running":40,"waiting":3,"kv_usage":0.5,"ttft_ms":100,"itl_ms":20}
 package sim
