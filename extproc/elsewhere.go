@@ -95,7 +95,8 @@ func passthroughPaths() []string {
 	}
 }
 
-// pathClass maps a path to one of a fixed number of labels.
+// pathClass maps a path to one of a fixed number of labels, because clients choose
+// their paths.
 func pathClass(path string) string {
 	for _, p := range passthroughPaths() {
 		if rest, ok := strings.CutPrefix(path, p); ok && (rest == "" || rest[0] == '/') {

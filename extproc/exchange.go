@@ -79,6 +79,8 @@ func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.P
 		return e.elsewhere(now)
 	}
 	e.endpoint = ep
+	// What can be refused by the head is refused here, before Envoy holds a byte of
+	// the body.
 	limit := int64(e.s.cfg.Policy.Mesh.MaxBody)
 	switch {
 	case e.head.method != http.MethodPost:
@@ -96,7 +98,8 @@ func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.P
 	return askForBody()
 }
 
-// hold takes bytes from the budget; an unknown length (-1) takes none yet.
+// hold takes bytes from the budget up to n in all; an unknown length (-1) takes
+// none yet. It never waits: Envoy gives an answer a second at most.
 func (e *Exchange) hold(n int64) bool {
 	n -= e.held
 	if n <= 0 {
@@ -123,6 +126,8 @@ func (e *Exchange) refuse(err *openai.Error, extra ...headerOption) *extprocv3.P
 	return immediate(err.Status, err.Body(), "kvmesh_"+outcome, extra...)
 }
 
+// tooLarge is the answer to a body over the mesh's max_body. A chunked one is
+// refused by Envoy, when it has buffered that much.
 func tooLarge(limit int64) *openai.Error {
 	return openai.Errorf(http.StatusRequestEntityTooLarge, "The request body is too large: at most %d bytes are accepted.", limit)
 }

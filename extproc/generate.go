@@ -31,7 +31,7 @@ func (e *Exchange) body(now time.Time, body []byte) *extprocv3.ProcessingRespons
 	}
 	d := e.s.cfg.Picker.Choose(now, picker.Request{Model: req.Model, Session: e.head.key()})
 	switch {
-	case !d.Known:
+	case !d.Known: // just started: Envoy knows the workers, this gateway does not yet
 		e.s.metrics.requests.WithLabelValues(outcomeUndecided).Inc()
 		return continueBody(&extprocv3.CommonResponse{})
 	case d.Route == nil:
@@ -42,7 +42,8 @@ func (e *Exchange) body(now time.Time, body []byte) *extprocv3.ProcessingRespons
 	return e.send(req, body, d)
 }
 
-// send carries a decision out.
+// send carries a decision out. The body goes back only when it changed: at 32 KB
+// sending it costs more than deciding about it.
 func (e *Exchange) send(req *openai.Request, body []byte, d picker.Decision) *extprocv3.ProcessingResponse {
 	list := destinations(d)
 	set := []headerOption{
@@ -78,7 +79,7 @@ func (e *Exchange) send(req *openai.Request, body []byte, d picker.Decision) *ex
 }
 
 // completionsDefault is the limit of tokens of /v1/completions when the client
-// gives none.
+// gives none. Chat has no such default: there the rest of the context is allowed.
 const completionsDefault = 16
 
 // clamp returns the limit of tokens to put into the body, 0 to leave it alone.

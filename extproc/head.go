@@ -20,6 +20,7 @@ type head struct {
 	session string
 }
 
+// readHead takes what Envoy sent; names come in lower case.
 func readHead(hs []*corev3.HeaderValue) head {
 	h := head{length: -1}
 	for _, v := range hs {

@@ -13,7 +13,8 @@ const (
 	outcomeUndecided   = "undecided"   // passed on unchanged: no fleet yet, or a fault of ours
 )
 
-// metrics are the counters of a Server; label values are bounded.
+// metrics are the counters of a Server; label values are constants, whatever
+// clients send.
 type metrics struct {
 	requests    *prometheus.CounterVec
 	passthrough *prometheus.CounterVec

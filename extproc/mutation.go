@@ -23,7 +23,8 @@ func header(name, value string) headerOption {
 	}
 }
 
-// pass answers a message by leaving its phase alone.
+// pass answers a message by leaving its phase alone. Each phase has its own kind
+// of answer; one of another kind makes Envoy fail the request as spurious.
 func pass(req *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, error) {
 	switch req.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
@@ -50,12 +51,14 @@ func pass(req *extprocv3.ProcessingRequest) (*extprocv3.ProcessingResponse, erro
 	return nil, status.Error(codes.InvalidArgument, "message of an unknown kind")
 }
 
+// continueHeaders lets the headers pass with the changes in c; nil means none.
 func continueHeaders(c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
 		RequestHeaders: &extprocv3.HeadersResponse{Response: c},
 	}}
 }
 
+// continueBody lets the body pass with the changes in c; nil means none.
 func continueBody(c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
 		RequestBody: &extprocv3.BodyResponse{Response: c},
@@ -86,6 +89,7 @@ func toCandidates(list, pool string) *extprocv3.ProcessingResponse {
 	return resp
 }
 
+// replaceBody needs a matching content-length in the same answer.
 func replaceBody(body []byte) *extprocv3.BodyMutation {
 	return &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
 }

@@ -38,7 +38,8 @@ func New(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, metrics: m, models: newModelNames(cfg.Policy)}, nil
 }
 
-// Limits of the gRPC server. Bodies come in one message.
+// Limits of the gRPC server. A body comes in one message of up to max_body; the
+// windows let a usual one through without waiting for updates.
 const (
 	messageSlack = 1 << 20 // beside the body: headers and framing
 	streamWindow = 1 << 20
@@ -77,7 +78,8 @@ func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 	return nil
 }
 
-// Process handles one request of Envoy's.
+// Process handles one request of Envoy's: it receives, steps and sends, and
+// whatever way it ends, Finish gives back what the exchange held.
 func (s *Server) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
 	e := s.NewExchange()
 	defer e.Finish()

@@ -20,6 +20,7 @@ type outcome struct {
 	delivered bool   // the client has its answer, or what there is of it
 	retry     bool   // another worker may do better
 	blame     blame
+
 	// What the client is told when there is no further attempt: the worker's own
 	// answer, else err.
 	saved *answer
@@ -56,6 +57,8 @@ func (j *job) attempt(n int, w worker) outcome {
 		o = unreachable(err)
 	} else {
 		o = j.answer(resp, w)
+		// Cancelling first makes Close reset the stream instead of reading the rest,
+		// and the reset is what frees the worker's sequence.
 		cancel()
 		_ = resp.Body.Close() // what is left of it is of no use
 	}
@@ -63,7 +66,9 @@ func (j *job) attempt(n int, w worker) outcome {
 	return o
 }
 
-// request builds the request to one worker.
+// request builds the request to one worker. Destination names that one only, so
+// that Envoy has nobody else to turn to, and ExpectWorker makes a worker that got
+// the address of a dead one refuse.
 func (j *job) request(ctx context.Context, n int, w worker) *http.Request {
 	h := outHeader(j.in.Header)
 	h.Set(names.Destination, w.address)
@@ -84,7 +89,8 @@ func (j *job) request(ctx context.Context, n int, w worker) *http.Request {
 	return req.WithContext(ctx)
 }
 
-// unreachable is the outcome when no response came.
+// unreachable is the outcome when no response came. A failure to reach Envoy's own
+// socket says nothing about any worker.
 func unreachable(err error) outcome {
 	if errors.Is(err, errEgress) {
 		return outcome{result: resultEgress, retry: true, err: openai.Unavailable(time.Second, "The mesh's proxy cannot be reached at the moment. Please try again.")}
@@ -120,7 +126,8 @@ func (j *job) account(w worker, o *outcome) {
 	}
 }
 
-// answer handles a response by its head.
+// answer handles a response by its head. Envoy says in names.Upstream which
+// address it really used; it names none, or "-", where it used none.
 func (j *job) answer(resp *http.Response, w worker) outcome {
 	at := resp.Header.Get(names.Upstream)
 	switch {

@@ -44,7 +44,9 @@ func (b *heldBody) read(src io.Reader, size, limit int64) error {
 	if !b.hold(first) {
 		return errNoRoom
 	}
-	buf := make([]byte, 0, first+1) // one more, to see the end
+	// One byte more than announced: the end is seen without growing, and a body
+	// longer than allowed is seen without reading it all.
+	buf := make([]byte, 0, first+1)
 	for {
 		n, err := src.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
@@ -70,6 +72,8 @@ func (b *heldBody) read(src io.Reader, size, limit int64) error {
 	}
 }
 
+// hold takes n more bytes from the budget without waiting for them: a body that
+// waited would itself be held.
 func (b *heldBody) hold(n int64) bool {
 	if n > 0 && !b.budget.TryAcquire(n) {
 		return false
@@ -105,8 +109,10 @@ func (r *Relay) readBody(w http.ResponseWriter, in *http.Request) (*heldBody, *o
 	return nil, openai.Errorf(http.StatusBadRequest, "The request body could not be read to its end.")
 }
 
-// sending is the body of one attempt. The transport may keep it long after the
-// bytes went out; Close lets go of them.
+// sending is the body of one attempt. The transport keeps it as long as the
+// response is read, which for a stream is long after its bytes went out; it calls
+// Close when it needs them no more, possibly during a Read, and Close lets go of
+// them. Safe for that concurrent use.
 type sending struct{ r atomic.Pointer[bytes.Reader] }
 
 func newSending(data []byte) *sending {

@@ -22,7 +22,9 @@ type client struct {
 	stall     time.Duration
 	stalled   func() // called when the client leaves an event untaken
 
-	writing atomic.Int64 // Unix ns since when a write is under way, 0 while none is
+	// writing is since when a write is under way in Unix ns, 0 while none is. It is
+	// read without mu, which the writer holds.
+	writing atomic.Int64
 
 	mu     sync.Mutex
 	begun  bool
@@ -46,6 +48,7 @@ func (c *client) keepOpen() {
 	c.timer.Reset(min(c.keepAlive, c.stall))
 }
 
+// never is about 146 years.
 const never = time.Duration(1 << 62)
 
 // tick writes a comment when the stream was silent for long, cuts a client that
@@ -74,6 +77,8 @@ func (c *client) tick() {
 	c.timer.Reset(min(c.keepAlive-silent, c.stall))
 }
 
+// streamHeader is the header of a stream that began before any worker answered,
+// so it cannot name one.
 func streamHeader() http.Header {
 	return http.Header{"Content-Type": {"text/event-stream"}, "Cache-Control": {"no-cache"}}
 }
@@ -92,6 +97,7 @@ func (c *client) begin(status int, h http.Header) {
 	c.beginLocked(status, h)
 }
 
+// beginLocked is begin; mu is held.
 func (c *client) beginLocked(status int, h http.Header) {
 	if c.begun || c.closed {
 		return
@@ -108,6 +114,9 @@ func (c *client) event(raw []byte) error {
 	return c.writeLocked(raw)
 }
 
+// writeLocked writes and flushes one event; mu is held. Events are flushed one by
+// one because a token is worth more now than with the next one. It blocks while
+// the client's window is full, which is the back-pressure on the worker.
 func (c *client) writeLocked(raw []byte) error {
 	if c.err != nil {
 		return c.err
@@ -124,6 +133,7 @@ func (c *client) writeLocked(raw []byte) error {
 	return c.err
 }
 
+// errClosed is the end of all writes after the answer's last byte.
 var errClosed = errors.New("the answer is complete")
 
 // whole sends a complete answer. A stream that has begun takes an error instead.

@@ -17,9 +17,11 @@ import (
 // Config configures a Relay. Zero durations and sizes take the default named at
 // the field.
 type Config struct {
-	// Policy holds the routes' time-outs and retries. Required, read-only.
+	// Policy holds the routes' time-outs and retries, and the largest request body.
+	// Required, read-only.
 	Policy *policy.Set
-	// Picker names workers and counts what they carry. Required.
+	// Picker names workers and counts what they carry. It is shared with ext_proc,
+	// whose choices it has already counted. Required.
 	Picker *picker.Picker
 	// DialEgress connects to Envoy's egress listener, which speaks HTTP/2 without
 	// TLS. Required.
@@ -48,6 +50,9 @@ type Config struct {
 	MaxEvent int
 	// MaxAnswer is the largest answer without streaming in bytes; 64 MiB.
 	MaxAnswer int64
+	// RetryShare and MinRetries are the gateway's retry budget. Without one, a pool
+	// that fails under load would get three times the load.
+	//
 	// RetryShare is the largest share of running requests that may be further
 	// attempts; 0.2. MinRetries are allowed however few requests run; 10.
 	RetryShare float64

@@ -7,7 +7,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/names"
 )
 
-// outHeader makes the header of an attempt out of the client's.
+// outHeader makes the header of an attempt out of the client's. Credentials pass:
+// a foreign server may want them.
 func outHeader(in http.Header) http.Header {
 	out := passed(in)
 	// An answer is read on the way, so it must come uncompressed; the body is held
@@ -21,7 +22,8 @@ func outHeader(in http.Header) http.Header {
 	return out
 }
 
-// answerHeader makes the header of the client's answer out of the worker's.
+// answerHeader makes the header of the client's answer out of the worker's. A
+// foreign server does not name itself, so the mesh does.
 func answerHeader(in http.Header, worker string) http.Header {
 	out := passed(in)
 	out.Del(names.Upstream)

@@ -27,7 +27,7 @@ type job struct {
 
 	ctx    context.Context // ends with the client, a time-out or the gateway
 	cancel context.CancelCauseFunc
-	unlink func() bool // from the gateway's end
+	unlink func() bool // stops listening for the gateway's end
 
 	// What the request says.
 	endpoint openai.Endpoint
@@ -84,6 +84,8 @@ func (r *Relay) routeOf(name, model string) (policy.ModelRoute, string) {
 // otherModel stands for the names that the policy does not list.
 const otherModel = "other"
 
+// label is the model's name where the route lists it, by a client's name or a
+// worker's; a route for every name would else make a time series of each.
 func label(r policy.ModelRoute, model string) string {
 	if slices.Contains(r.Models, model) || slices.ContainsFunc(r.Tiers, func(t policy.Tier) bool { return t.Model == model }) {
 		return model
@@ -104,6 +106,7 @@ func (r *Relay) candidates(list string) []worker {
 	return out
 }
 
+// workers are the candidates of a decision.
 func workers(d picker.Decision) []worker {
 	out := make([]worker, len(d.Candidates))
 	for i, c := range d.Candidates {
@@ -129,6 +132,8 @@ func (j *job) run() {
 		more = *j.route.Retries
 	}
 	last := outcome{err: openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again.")}
+	// Each round ends in a delivered answer, in an outcome that another worker may
+	// better, or in one that none can.
 	for n := 1; n <= 1+more; n++ {
 		if n > 1 && !j.again(n-1) {
 			break
@@ -164,7 +169,8 @@ func (j *job) again(n int) bool {
 }
 
 // next returns the next worker to try: of the list, else of a new one without
-// those that failed, else of a new one with them.
+// those that failed, else of a new one with them. The last is for the pool of one
+// worker, which may have been restarted since it failed.
 func (j *job) next() (worker, bool) {
 	for _, exclude := range [][]string{j.failed, nil} {
 		if len(j.queue) == 0 {

@@ -22,7 +22,10 @@ const (
 	resultGone      = "client_gone"  // the client left, or the gateway stops
 )
 
-// metrics are the relay's; label values come from the policy and from constants.
+// metrics are the relay's; label values come from the policy and from constants,
+// never from clients. The gen_ai histograms have the names and meanings of
+// OpenTelemetry's conventions for servers, in seconds, with buckets that reach to
+// the slow end of the time-outs.
 type metrics struct {
 	attempts  *prometheus.CounterVec
 	truncated prometheus.Counter

@@ -6,7 +6,8 @@ import (
 )
 
 // progress follows how far a stream has come. A stream of one choice is decoded
-// only where an event has something to say beyond its text.
+// only where an event has something to say beyond its text, which is once or twice
+// per stream; decoding each event would double the relay's cost per token.
 type progress struct {
 	multi bool // several choices: decode every event
 
@@ -59,7 +60,8 @@ func (p *progress) observe(data []byte) {
 	}
 }
 
-// complete reports whether every choice that was seen has its finish_reason.
+// complete reports whether every choice that was seen has its finish_reason. How
+// many there should be is not asked: some servers ignore n.
 func (p *progress) complete() bool {
 	for i := range p.seen {
 		if !p.finished[i] {
@@ -69,7 +71,8 @@ func (p *progress) complete() bool {
 	return len(p.finished) > 0
 }
 
-// count is the number of tokens: reported, else one per event.
+// count is the number of tokens: as reported, else one per event, which is close
+// enough for a histogram and for nothing else.
 func (p *progress) count() int {
 	if p.tokens > 0 {
 		return p.tokens

@@ -25,7 +25,9 @@ type Relay struct {
 	cutNow context.CancelFunc
 }
 
-// Causes for which the relay itself ends a request.
+// Causes for which the relay itself ends a request. They travel as the cause of
+// the job's context, so whatever blocks at that moment ends, and whoever looks
+// later still knows why.
 var (
 	errFirstByte = errors.New("no token within the route's firstByte time-out")
 	errIdle      = errors.New("no token within the route's streamIdle time-out")
@@ -37,7 +39,11 @@ var (
 // errEgress says that an attempt failed before it reached Envoy.
 var errEgress = errors.New("egress listener")
 
-// Windows and limits of both HTTP/2 sides.
+// Windows and limits of both HTTP/2 sides. The window of a stream is what an
+// answer can pile up while its client does not read: Envoy stops reading from the
+// worker when it is full. All streams share one connection to Envoy, whose own
+// window is left at the transport's default of 1 GiB, so that a slow client cannot
+// hold the others up.
 const (
 	streamWindow  = 256 << 10 // most bytes of an answer held for a slow client
 	bodyWindow    = 1 << 20   // of a request body, per stream
@@ -67,7 +73,8 @@ func New(cfg Config) (*Relay, error) {
 			}
 			return conn, nil
 		},
-		DisableCompression: true, // answers pass as they are
+		// The transport would ask for gzip by itself, and unpack it.
+		DisableCompression: true,
 		Protocols:          protocols(false),
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerStream: streamWindow,
@@ -77,6 +84,7 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
+// protocols are HTTP/2 by prior knowledge, and HTTP/1.1 beside it on request.
 func protocols(http1 bool) *http.Protocols {
 	p := &http.Protocols{}
 	p.SetHTTP1(http1)

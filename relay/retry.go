@@ -25,6 +25,8 @@ func (b *retryBudget) take() bool {
 	return false
 }
 
+// give returns what take allowed, at the attempt's first byte or its end: from
+// then on it is a request like any other.
 func (b *retryBudget) give() { b.further.Add(-1) }
 
 // mostBackOff is the longest pause, in units of the first.

@@ -15,7 +15,9 @@ var errUnfinished = errors.New("stream ended without finish_reason of every choi
 // tailTime is how long a worker may take to close a stream after its [DONE].
 const tailTime = time.Second
 
-// streamed passes a stream on, event by event. Comments of the worker are dropped
+// streamed passes a stream on, event by event, unchanged. [DONE] is passed on only
+// when every choice had its finish_reason: clients take it for the promise that the
+// answer is whole. Comments of the worker are dropped
 // until its first token, so that until then another worker can take over unseen.
 func (j *job) streamed(resp *http.Response, w worker) outcome {
 	events := openai.NewEventReader(resp.Body, j.r.cfg.MaxEvent)
@@ -40,7 +42,7 @@ func (j *job) streamed(resp *http.Response, w worker) outcome {
 			first = time.Now()
 			j.beginStream(resp, w)
 		}
-		if ev.Data != nil {
+		if ev.Data != nil { // a comment of the worker is no token: it waits on
 			j.watch.busy()
 		}
 		if err := j.out.event(ev.Raw); err != nil {
@@ -77,7 +79,8 @@ func (j *job) beginStream(resp *http.Response, w worker) {
 	j.out.begin(http.StatusOK, h)
 }
 
-// complete records a stream that ended well and lets the worker close its side.
+// complete records a stream that ended well and lets the worker close its side:
+// were it reset now, Envoy would count a cancelled request.
 func (j *job) complete(events *openai.EventReader, t *progress, first time.Time) {
 	j.out.close()
 	j.r.metrics.answered(operation(j.endpoint), j.model, first.Sub(j.start), time.Since(j.start), t.count())
@@ -89,7 +92,8 @@ func (j *job) complete(events *openai.EventReader, t *progress, first time.Time)
 	}
 }
 
-// broken is the end of a stream that is not complete.
+// broken is the end of a stream that is not complete. Partial events were never
+// passed on, so the error event that follows stands at the right place.
 func (j *job) broken(t *progress, begun bool) outcome {
 	if !begun {
 		return j.beforeFirst()
@@ -115,8 +119,9 @@ func (j *job) beforeFirst() outcome {
 	return outcome{result: resultBroken, retry: true, blame: failed, err: broke()}
 }
 
-// failedEarly is the outcome of a stream whose first event is an error. The error
-// becomes an ordinary answer; its code is a status where it looks like one.
+// failedEarly is the outcome of a stream whose first event is an error: servers
+// that have sent 200 already report a failed prefill like that. The error becomes
+// an ordinary answer; its code is a status where it looks like one.
 func failedEarly(data []byte, w worker, resp *http.Response) outcome {
 	status := http.StatusBadGateway
 	var body struct {

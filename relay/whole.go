@@ -11,7 +11,9 @@ import (
 )
 
 // whole passes an answer on that is no stream: a complete one, or a client's
-// error. It is read to its end first, so that a broken one is never begun.
+// error. It is read to its end first, so that a broken one is never begun; JSON
+// that is none counts as broken, because a worker that dies behind a server without
+// Content-Length looks like that.
 func (j *job) whole(resp *http.Response, w worker) outcome {
 	j.watch.set(j.route.Timeouts.StreamIdle.D(), errIdle)
 	b := &heldBody{budget: j.r.cfg.Held}
