@@ -151,7 +151,7 @@ func (s *server) configure(r envoy.Resources) error {
 			s.stored[typeURL+"\n"+cache.GetResourceName(res)] = res
 		}
 	}
-	s.noteLocked()
+	s.touch()
 	return nil
 }
 
@@ -197,7 +197,7 @@ func (s *server) setEndpoints(pool string, eps []envoy.Endpoint) {
 		return
 	}
 	s.metrics.pushes.WithLabelValues("endpoints").Inc()
-	s.noteLocked()
+	s.touch()
 }
 
 // setFleet publishes what became of workers, and which are gone.
@@ -221,7 +221,8 @@ func (s *server) dropLocked(drop func(key string) bool) {
 	}
 }
 
-func (s *server) noteLocked() {
+// touch asks for the snapshot to be written.
+func (s *server) touch() {
 	select {
 	case s.changed <- struct{}{}:
 	default:

@@ -26,8 +26,13 @@ import (
 	"github.com/kvmesh/kvmesh/xds/registry"
 )
 
-// snapshotEvery bounds how often the snapshot is written.
-const snapshotEvery = time.Second
+// The snapshot is written at once after a change, so that a control plane that
+// dies leaves its last word, and then not again for snapshotPause, or for as long
+// as keeps the cost of writing under 1/snapshotCost of a core.
+const (
+	snapshotPause = 50 * time.Millisecond
+	snapshotCost  = 20
+)
 
 // keepSnapshot writes all of Envoy's resources to a file whenever they changed,
 // so that an Envoy can start while no control plane runs.
@@ -38,13 +43,15 @@ func (s *server) keepSnapshot(ctx context.Context, path string) error {
 			return ctx.Err()
 		case <-s.changed:
 		}
+		start := time.Now()
 		if err := s.writeSnapshot(path); err != nil {
 			s.log.Error("snapshot not written, will try again", "err", err)
+			s.touch()
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(snapshotEvery):
+		case <-time.After(max(snapshotPause, snapshotCost*time.Since(start))):
 		}
 	}
 }

@@ -30,12 +30,16 @@ func cpStateDir(runDir string) string { return filepath.Join(runDir, "controlpla
 // serveSnapshot serves the control plane's last snapshot to an Envoy that starts
 // while no control plane is up.
 func (m *localMesh) serveSnapshot(ctx context.Context) {
-	l, err := listenUnix(socketsIn(m.runDir).snapshot)
+	s := socketsIn(m.runDir)
+	l, err := listenUnix(s.snapshot)
 	if err != nil {
 		m.e.log.Error("xDS snapshot is not served", "err", err)
 		return
 	}
-	if err := xds.ServeSnapshot(ctx, xds.SnapshotConfig{Path: xds.SnapshotPath(cpStateDir(m.runDir)), Listener: l, Log: m.e.log}); err != nil && ctx.Err() == nil {
+	err = xds.ServeSnapshot(ctx, xds.SnapshotConfig{
+		Path: xds.SnapshotPath(cpStateDir(m.runDir)), Listener: l, Primary: s.xds, Log: m.e.log.With("part", "snapshot"),
+	})
+	if err != nil && ctx.Err() == nil {
 		m.e.log.Error("xDS snapshot is not served", "err", err)
 	}
 }

@@ -72,15 +72,19 @@ type watcher struct {
 
 func (w *watcher) run(ctx context.Context) error {
 	pause := 10 * time.Millisecond
+	told := false // of this loss
 	for {
 		answered, err := w.follow(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if answered {
-			pause = 10 * time.Millisecond
+			pause, told = 10*time.Millisecond, false
 		}
-		w.config.Log.Warn("fleet watch lost, keeping the last state", "target", w.config.Target, "err", err)
+		if !told {
+			told = true
+			w.config.Log.Warn("fleet watch lost, keeping the last state", "target", w.config.Target, "err", err)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
