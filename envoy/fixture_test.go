@@ -18,12 +18,12 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
+	grpchealth "google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvmesh/kvmesh/envoy"
 	"github.com/kvmesh/kvmesh/envoy/envoytest"
-	meshhealth "github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/health"
 	"github.com/kvmesh/kvmesh/internal/names"
 )
 
@@ -100,7 +100,7 @@ func newMesh(t *testing.T, s setup) *mesh {
 	for i := range s.workers {
 		w := startBackend(t, i)
 		m.workers = append(m.workers, w)
-		eps = append(eps, envoy.Endpoint{Worker: w.id, Address: w.addr, Status: meshhealth.Healthy, Weight: 100})
+		eps = append(eps, envoy.Endpoint{Worker: w.id, Address: w.addr, Status: health.Healthy, Weight: 100})
 	}
 	m.start(s, envoy.Endpoints(names.PoolCluster(m.cfg.Policy.Pools[0].Name), eps))
 	return m
@@ -262,7 +262,7 @@ type gateway struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	relay  *backend
 	server *grpc.Server
-	health *health.Server
+	health *grpchealth.Server
 	decide func(stream) error
 	// frozen makes the gateway hang, like a stopped process, until it is closed.
 	frozen atomic.Pointer[chan struct{}]
@@ -270,7 +270,7 @@ type gateway struct {
 
 func startGateway(t *testing.T, c envoy.Config, decide func(stream) error) *gateway {
 	t.Helper()
-	g := &gateway{relay: &backend{id: "relay"}, decide: decide, health: health.NewServer()}
+	g := &gateway{relay: &backend{id: "relay"}, decide: decide, health: grpchealth.NewServer()}
 	serve(t, listen(t, "unix", c.Relay), g.relay)
 	g.server = grpc.NewServer(grpc.MaxRecvMsgSize(64<<20), grpc.UnaryInterceptor(g.check))
 	extprocv3.RegisterExternalProcessorServer(g.server, g)

@@ -1,0 +1,108 @@
+package admin_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/envoy"
+	"github.com/kvmesh/kvmesh/envoy/admin"
+	"github.com/kvmesh/kvmesh/envoy/envoytest"
+	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// The reader against the real Envoy.
+func TestRealEnvoy(t *testing.T) {
+	envoytest.Binary(t)
+	set, err := policy.Parse(policy.File{Name: "t.yaml", Data: []byte(`
+apiVersion: kvmesh.io/v1alpha1
+kind: WorkerPool
+metadata: {name: main}
+spec:
+  engine: sim
+  model: sim
+  health: {check: "off"}
+`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := envoytest.Dir(t)
+	r, err := envoy.Build(envoy.Config{
+		Policy: set, Edge: envoytest.FreePort(t), Egress: filepath.Join(dir, "eg"),
+		Relay: filepath.Join(dir, "relay"), ExtProc: filepath.Join(dir, "ep"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := envoytest.Start(t, envoytest.Static(t, r, envoy.Endpoints("pool/main", []envoy.Endpoint{
+		{Worker: "w0", Address: "127.0.0.1:1", Zone: "a", Status: health.Healthy, Weight: 250},
+		{Worker: "w1", Address: "[::1]:2", Zone: "b", Status: health.Draining, Weight: 1},
+	})))
+	c := admin.NewClient("http://" + p.Admin + "/")
+	envoytest.Eventually(t, 10*time.Second, "Envoy to be ready", func() bool { return c.Ready(t.Context()) == nil })
+
+	clusters, err := c.Clusters(t.Context(), "^pool/")
+	if err != nil || len(clusters) != 1 || clusters[0].Name != "pool/main" {
+		t.Fatalf("%v, %v", clusters, err)
+	}
+	want := map[string]admin.Host{
+		"w0": {Address: "127.0.0.1:1", WorkerID: "w0", Zone: "a", Weight: 250, EDSHealth: "HEALTHY"},
+		"w1": {Address: "[::1]:2", WorkerID: "w1", Zone: "b", Weight: 1, EDSHealth: "DRAINING"},
+	}
+	for _, h := range clusters[0].Hosts {
+		if h != want[h.WorkerID] {
+			t.Errorf("got %+v, want %+v", h, want[h.WorkerID])
+		}
+		delete(want, h.WorkerID)
+	}
+	if len(want) != 0 {
+		t.Errorf("missing: %v", want)
+	}
+	all, err := c.Clusters(t.Context(), "")
+	if err != nil || len(all) != 4 { // pool, relay, ext_proc, xds
+		t.Errorf("%d clusters, %v", len(all), err)
+	}
+	for _, cl := range all {
+		if cl.Name == "relay" && (len(cl.Hosts) != 1 || cl.Hosts[0].Address != filepath.Join(dir, "relay")) {
+			t.Errorf("relay: %+v", cl)
+		}
+	}
+	stats, err := c.Stats(t.Context(), "^cluster_manager.(active_clusters|warming_clusters)$")
+	if err != nil || len(stats) != 2 || stats["cluster_manager.active_clusters"] != 4 {
+		t.Errorf("%v, %v", stats, err)
+	}
+	info, err := c.ServerInfo(t.Context())
+	if err != nil || info.State != "LIVE" || info.Node.ID != "test" || !strings.Contains(info.Version, "1.40") {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ready" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, "INITIALIZING\n")
+			return
+		}
+		_, _ = io.WriteString(w, `{"cluster_statuses": 7`)
+	}))
+	defer srv.Close()
+	c := admin.NewClient(srv.URL)
+	if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "INITIALIZING") {
+		t.Errorf("Ready: %v", err)
+	}
+	if _, err := c.Clusters(t.Context(), ""); err == nil {
+		t.Error("half a page was taken")
+	}
+	if _, err := c.Stats(t.Context(), ""); err == nil {
+		t.Error("half a page was taken")
+	}
+	if _, err := admin.NewClient("http://127.0.0.1:1").ServerInfo(t.Context()); err == nil {
+		t.Error("nobody there, and no error")
+	}
+}
