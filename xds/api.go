@@ -97,18 +97,28 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 		openai.Errorf(http.StatusBadRequest, "%v", err).Write(w)
 		return
 	}
-	changed, err := cp.registry.Register(reg, time.Now())
-	if err != nil {
+	if err := cp.Register(reg); err != nil {
 		writeError(w, err)
 		return
 	}
-	if changed {
-		cp.log.Info("worker registered", "worker", reg.ID, "pool", reg.Pool, "address", reg.Address, "state", cmp.Or(reg.State, fleet.StateReady))
-		cp.sync()
-	} else {
-		cp.state.heartbeat(reg.ID, reg.Incarnation, time.Now())
-	}
 	writeJSON(w, fleet.Lease{TTLSeconds: fleet.TTL.Seconds()})
+}
+
+// Register takes a worker's registration or its renewal, as the HTTP API does.
+// The error is registry.ErrStale when a later start of the worker is known.
+func (cp *ControlPlane) Register(reg fleet.Registration) error {
+	now := time.Now()
+	changed, err := cp.registry.Register(reg, now)
+	if err != nil {
+		return err
+	}
+	if !changed {
+		cp.state.heartbeat(reg.ID, reg.Incarnation, now)
+		return nil
+	}
+	cp.log.Info("worker registered", "worker", reg.ID, "pool", reg.Pool, "address", reg.Address, "state", cmp.Or(reg.State, fleet.StateReady))
+	cp.sync()
+	return nil
 }
 
 func (cp *ControlPlane) deregister(w http.ResponseWriter, r *http.Request) {
