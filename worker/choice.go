@@ -211,6 +211,7 @@ func tokenName(b []byte) string {
 	return name
 }
 
+// byteInts are bytes as the API writes them: a list of numbers, not base64.
 func byteInts(b []byte) []int {
 	out := make([]int, len(b))
 	for i, c := range b {

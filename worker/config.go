@@ -45,6 +45,7 @@ type Config struct {
 	Registry     *prometheus.Registry // for /metrics, default a new one
 }
 
+// setDefaults fills in what was left open; this is the one place of defaults.
 func (c *Config) setDefaults() {
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:8001"

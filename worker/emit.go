@@ -26,6 +26,7 @@ type stopState struct {
 	matched int   // bytes of text that the input ends with
 }
 
+// newEmitter makes an emitter for one choice; stops are valid UTF-8 and not empty.
 func newEmitter(stops []string) emitter {
 	e := emitter{stops: make([]stopState, len(stops))}
 	for i, s := range stops {
@@ -34,6 +35,8 @@ func newEmitter(stops []string) emitter {
 	return e
 }
 
+// borders returns, for each prefix of s, the length of the longest proper prefix
+// that it ends with: where the matcher goes on after a mismatch.
 func borders(s string) []int {
 	fail := make([]int, len(s))
 	for i, k := 1, 0; i < len(s); i++ {

@@ -81,6 +81,7 @@ func (s *Server) done(g *generation, reasons []string) {
 	s.metrics.e2e.WithLabelValues(s.modelName()).Observe(time.Since(g.started).Seconds())
 }
 
+// firstToken notes the time to the first token of a request, of whichever choice.
 func (s *Server) firstToken(g *generation) {
 	s.metrics.ttft.WithLabelValues(s.modelName()).Observe(time.Since(g.started).Seconds())
 }

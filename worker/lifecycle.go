@@ -22,10 +22,12 @@ type lifecycle struct {
 	idle     chan struct{} // closed when draining and inflight is 0
 }
 
+// newLifecycle starts in the state of loading at 0 percent.
 func newLifecycle() *lifecycle {
 	return &lifecycle{changed: make(chan struct{}, 1), idle: make(chan struct{})}
 }
 
+// notify announces a change of state without ever waiting for a reader.
 func (l *lifecycle) notify() {
 	select {
 	case l.changed <- struct{}{}:
@@ -77,6 +79,7 @@ func (l *lifecycle) begin() (Engine, *openai.Error) {
 	return l.engine, nil
 }
 
+// end gives back what begin admitted; the last one of a drain closes idle.
 func (l *lifecycle) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

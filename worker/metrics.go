@@ -27,6 +27,7 @@ type metrics struct {
 
 const modelLabel = "model_name"
 
+// newMetrics registers all metrics; model and load are asked at each scrape.
 func newMetrics(reg *prometheus.Registry, model func() string, load func() Load) *metrics {
 	m := &metrics{
 		model: model, load: load,
@@ -50,6 +51,7 @@ func newMetrics(reg *prometheus.Registry, model func() string, load func() Load)
 // loadCollector turns the engine's load into metrics at each scrape.
 type loadCollector struct{ m *metrics }
 
+// loadMetrics lists the metrics that are read off the engine's load.
 func loadMetrics() [5]struct {
 	name, help string
 	kind       prometheus.ValueType

@@ -34,6 +34,7 @@ type orcaService struct {
 	started time.Time
 }
 
+// newGRPC makes the gRPC half of the port. It is only used through ServeHTTP.
 func newGRPC(orca *orcaService, h *health.Server) *grpc.Server {
 	g := grpc.NewServer()
 	orcasvc.RegisterOpenRcaServiceServer(g, orca)

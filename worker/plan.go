@@ -74,6 +74,7 @@ func unwrap(w http.ResponseWriter) http.ResponseWriter {
 	return w
 }
 
+// isTimeout recognizes a passed read deadline, in whatever it is wrapped.
 func isTimeout(err error) bool {
 	t, ok := errors.AsType[interface {
 		error
@@ -185,6 +186,8 @@ func maxTokens(req *openai.Request, room int) int {
 	return want
 }
 
+// newChoice takes what the choice needs of the request, and no reference to its
+// body. Without a seed it draws one, so that every choice has a replayable key.
 func newChoice(index int, ids []int32, req *openai.Request) *choice {
 	seed := mathrand.Uint64()
 	if req.Seed != nil {

@@ -99,10 +99,12 @@ func (r *registrar) signOff() {
 	}
 }
 
+// target is the registration's URL; ids may hold characters that need escaping.
 func (r *registrar) target(reg fleet.Registration) string {
 	return strings.TrimRight(r.url, "/") + "/v1/workers/" + url.PathEscape(reg.ID)
 }
 
+// do sends one request and returns the body of a 2xx answer, of at most 64 KiB.
 func (r *registrar) do(ctx context.Context, method, target string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
 	if err != nil {

@@ -29,6 +29,7 @@ type route struct {
 
 const modelsPath = "/v1/models"
 
+// table lists every path but the models' own, which dispatch recognizes.
 func (s *Server) table() map[string]route {
 	metrics := promhttp.HandlerFor(s.cfg.Registry, promhttp.HandlerOpts{})
 	return map[string]route{
@@ -81,6 +82,8 @@ func (s *Server) refuse(r *http.Request) *openai.Error {
 	return nil
 }
 
+// dispatch finds the route by the exact path. A ServeMux would redirect unclean
+// paths and answer 404 and 405 in plain text.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	rt, ok := s.routes[r.URL.Path]
 	if id, sub := strings.CutPrefix(r.URL.Path, modelsPath+"/"); sub && id != "" {
@@ -98,6 +101,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// allowed is the Allow header of a route's method.
 func allowed(method string) string {
 	if method == http.MethodGet {
 		return "GET, HEAD"
@@ -143,6 +147,7 @@ func (s *Server) recoverPanic(t *tracker, r *http.Request) {
 	openai.Errorf(http.StatusInternalServerError, "The worker hit an internal error.").Write(t)
 }
 
+// answerHealth serves /health or /ready.
 func (s *Server) answerHealth(of func() (int, healthStatus)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		status, body := of()
@@ -171,6 +176,7 @@ func (s *Server) served() []string {
 	return out
 }
 
+// card describes the model under one of its names.
 func (s *Server) card(e Engine, id string) openai.ModelCard {
 	m := e.Model()
 	c := openai.ModelCard{ID: id, Object: "model", Created: m.Created, OwnedBy: "kvmesh", MaxModelLen: m.ContextLen}
@@ -180,6 +186,8 @@ func (s *Server) card(e Engine, id string) openai.ModelCard {
 	return c
 }
 
+// listModels answers 503 while loading: an empty list would say that the model
+// does not exist.
 func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
 	e := s.life.current()
 	if e == nil {
@@ -194,6 +202,7 @@ func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, list)
 }
 
+// getModel serves one name, which may hold slashes.
 func (s *Server) getModel(w http.ResponseWriter, id string) {
 	e := s.life.current()
 	for _, name := range s.served() {
@@ -205,6 +214,7 @@ func (s *Server) getModel(w http.ResponseWriter, id string) {
 	openai.NotFoundModel(id).Write(w)
 }
 
+// writeJSON sends one of the plain answers.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil { // only our own plain types come here

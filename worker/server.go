@@ -156,6 +156,8 @@ func (s *Server) modelName() string {
 	return ""
 }
 
+// newRegistrar binds the registrar to the worker's state: every renewal tells the
+// state of its own moment.
 func (s *Server) newRegistrar() *registrar {
 	fixed := s.cfg.registration(s.started)
 	return &registrar{

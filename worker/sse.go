@@ -39,6 +39,7 @@ type sse struct {
 // errGone is the end of a stream whose client cannot be written to.
 var errGone = errors.New("the client is gone")
 
+// newSSE prepares a stream; the clock of its silence starts now.
 func newSSE(w http.ResponseWriter, a openai.Answer, usage bool, keepAlive time.Duration) *sse {
 	s := &sse{
 		w: w, rc: http.NewResponseController(w), chunks: openai.NewChunks(a, usage), chat: a.Endpoint == openai.Chat, withUsage: usage,
@@ -104,6 +105,8 @@ func (s *sse) finish(c *choice, reason string) error {
 	return s.writeLocked()
 }
 
+// logprobs words probabilities in the form of the endpoint. It is the only part of
+// an event that goes through encoding/json, because few clients ask for it.
 func (s *sse) logprobs(probs []logprob) []byte {
 	var v any = textLogprobs(probs)
 	if s.chat {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -19,6 +18,7 @@ type fieldParser struct {
 	err *Error
 }
 
+// fail keeps the first error: the one that a client should mend first.
 func (p *fieldParser) fail(param, format string, args ...any) {
 	if p.err == nil {
 		p.err = Invalid(param, format, args...)
@@ -30,6 +30,7 @@ func (p *fieldParser) wrongType(param, want string, raw []byte) {
 	p.fail(param, "Invalid type for '%s': expected %s, but got %s instead.", param, want, kindName(jsontext.Value(raw).Kind()))
 }
 
+// raw returns a field of the wanted JSON kind, nil when it is absent, null or wrong.
 func (p *fieldParser) raw(name string, kind jsontext.Kind, want string) []byte {
 	if p.err != nil {
 		return nil
@@ -49,14 +50,18 @@ func (p *fieldParser) raw(name string, kind jsontext.Kind, want string) []byte {
 	return raw
 }
 
+// str reads a string, "" when absent.
 func (p *fieldParser) str(name string) string {
 	return unquote(p.raw(name, '"', "a string"))
 }
 
+// boolean reads a boolean, false when absent.
 func (p *fieldParser) boolean(name string) bool {
 	return string(p.raw(name, 't', "a boolean")) == "true"
 }
 
+// integer reads a whole number within bounds. 1.0 and 1e3 are refused: a
+// client that sends them has a bug that it should hear about.
 func (p *fieldParser) integer(name string, def, low, high int) int {
 	raw := p.raw(name, '0', "an integer")
 	if raw == nil {
@@ -82,6 +87,7 @@ func span(low, high int) string {
 	return fmt.Sprintf("the allowed range %d to %d", low, high)
 }
 
+// number reads a number within bounds; one that no float holds is out of them.
 func (p *fieldParser) number(name string, def, low, high float64) float64 {
 	raw := p.raw(name, '0', "a number")
 	if raw == nil {
@@ -142,6 +148,7 @@ func (p *fieldParser) stop() {
 	}
 }
 
+// logitBias reads the map of token ids, which JSON spells as strings.
 func (p *fieldParser) logitBias() {
 	raw := p.raw("logit_bias", '{', "an object")
 	if raw == nil {
@@ -163,6 +170,7 @@ func (p *fieldParser) logitBias() {
 	}
 }
 
+// streamOptions is refused without stream, as OpenAI does.
 func (p *fieldParser) streamOptions() {
 	raw := p.raw("stream_options", '{', "an object")
 	if raw == nil {
@@ -207,6 +215,8 @@ func (p *fieldParser) input() {
 	}
 }
 
+// isEmptyArray looks at the first bytes only. An empty array behind more spaces
+// than that is found when the field is decoded.
 func isEmptyArray(raw []byte) bool {
 	return len(raw) > 1 && raw[0] == '[' && strings.TrimSpace(string(raw[1:min(len(raw), 64)])) == "]"
 }
@@ -223,6 +233,7 @@ func unquote(raw []byte) string {
 	return string(b)
 }
 
+// kindName is a JSON kind in words.
 func kindName(k jsontext.Kind) string {
 	switch k {
 	case 'n':
@@ -239,152 +250,4 @@ func kindName(k jsontext.Kind) string {
 		return "an object"
 	}
 	return "something else"
-}
-
-// Prompt is one prompt of a completions request: text, or token ids when IDs is
-// not nil.
-type Prompt struct {
-	Text string
-	IDs  []int32
-}
-
-// Message is one chat message with its content flattened to text.
-type Message struct {
-	Role    string
-	Content string
-	Name    string
-}
-
-const mostPrompts = 128
-
-// DecodePrompts decodes the prompt field of a completions request in its four
-// forms: string, strings, ids, lists of ids. The work is done at the first call;
-// the result is shared, so callers leave it as it is.
-func (r *Request) DecodePrompts() ([]Prompt, *Error) { return r.prompts() }
-
-func (r *Request) decodePrompts() ([]Prompt, *Error) {
-	raw := r.Raw("prompt")
-	if len(raw) > 0 && raw[0] == '"' {
-		return []Prompt{{Text: unquote(raw)}}, nil
-	}
-	var items []json.RawMessage
-	if json.Unmarshal(raw, &items) != nil || len(items) == 0 {
-		return nil, Invalid("prompt", "Invalid 'prompt': expected a string, an array of strings, or token ids.")
-	}
-	if jsontext.Value(items[0]).Kind() == '0' {
-		ids, err := decodeIDs(raw, "prompt")
-		if err != nil {
-			return nil, err
-		}
-		return []Prompt{{IDs: ids}}, nil
-	}
-	if len(items) > mostPrompts {
-		return nil, Invalid("prompt", "Invalid 'prompt': %d prompts, at most %d are allowed.", len(items), mostPrompts)
-	}
-	out := make([]Prompt, len(items))
-	for i, it := range items {
-		name := fmt.Sprintf("prompt[%d]", i)
-		switch jsontext.Value(it).Kind() {
-		case '"':
-			out[i].Text = unquote(it)
-		case '[':
-			ids, err := decodeIDs(it, name)
-			if err != nil {
-				return nil, err
-			}
-			out[i].IDs = ids
-		default:
-			return nil, Invalid(name, "Invalid type for '%s': expected a string or token ids.", name)
-		}
-	}
-	return out, nil
-}
-
-func decodeIDs(raw []byte, param string) ([]int32, *Error) {
-	var ids []int32
-	if json.Unmarshal(raw, &ids) != nil {
-		return nil, Invalid(param, "Invalid '%s': token ids must be integers from 0 to %d.", param, math.MaxInt32)
-	}
-	if len(ids) == 0 {
-		return nil, Invalid(param, "Invalid '%s': empty array.", param)
-	}
-	for _, id := range ids {
-		if id < 0 {
-			return nil, Invalid(param, "Invalid '%s': token id %d is negative.", param, id)
-		}
-	}
-	return ids, nil
-}
-
-// DecodeMessages decodes the messages of a chat request. Content may be a string,
-// null, or an array of text parts; other kinds of parts are refused.
-func (r *Request) DecodeMessages() ([]Message, *Error) {
-	var items []json.RawMessage
-	if json.Unmarshal(r.Raw("messages"), &items) != nil {
-		return nil, Invalid("messages", "Invalid 'messages': expected an array of objects.")
-	}
-	if len(items) == 0 {
-		return nil, Invalid("messages", "Invalid 'messages': empty array. Expected at least one message.")
-	}
-	out := make([]Message, len(items))
-	for i, it := range items {
-		m, err := decodeMessage(it, fmt.Sprintf("messages[%d]", i))
-		if err != nil {
-			return nil, err
-		}
-		out[i] = m
-	}
-	return out, nil
-}
-
-func decodeMessage(raw []byte, param string) (Message, *Error) {
-	var m struct {
-		Role    string          `json:"role"`
-		Name    string          `json:"name"`
-		Content json.RawMessage `json:"content"`
-	}
-	if jsontext.Value(raw).Kind() != '{' || json.Unmarshal(raw, &m) != nil {
-		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
-	}
-	switch m.Role {
-	case "system", "developer", "user", "assistant", "tool", "function":
-	case "":
-		return Message{}, Invalid(param+".role", "Missing required parameter: '%s.role'.", param)
-	default:
-		return Message{}, Invalid(param+".role", "Invalid value: '%s'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool' and 'function'.", clip(m.Role))
-	}
-	text, err := decodeContent(m.Content, param+".content")
-	return Message{Role: m.Role, Content: text, Name: m.Name}, err
-}
-
-func decodeContent(raw []byte, param string) (string, *Error) {
-	if len(raw) == 0 {
-		return "", nil
-	}
-	switch jsontext.Value(raw).Kind() {
-	case 'n':
-		return "", nil
-	case '"':
-		return unquote(raw), nil
-	case '[':
-	default:
-		return "", Invalid(param, "Invalid type for '%s': expected a string or an array of content parts.", param)
-	}
-	var parts []struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
-	}
-	if json.Unmarshal(raw, &parts) != nil {
-		return "", Invalid(param, "Invalid '%s': expected an array of content parts.", param)
-	}
-	var b strings.Builder
-	for i, part := range parts {
-		if part.Type != "text" {
-			e := Errorf(http.StatusBadRequest, "Content parts of type %q are not supported by this model.", clip(part.Type))
-			e.Param = fmt.Sprintf("%s[%d].type", param, i)
-			return "", e
-		}
-		b.WriteString(part.Text)
-	}
-	return b.String(), nil
 }

@@ -134,6 +134,7 @@ func (r *Request) scan() *Error {
 	return nil
 }
 
+// malformed words a syntax error. No field is named, since none was read whole.
 func malformed(err error) *Error {
 	if errors.Is(err, jsontext.ErrDuplicateName) {
 		return Errorf(http.StatusBadRequest, "The request body has the same field twice: %v.", err)

@@ -105,6 +105,7 @@ func (c *Chunks) AppendUsage(dst []byte, u Usage) []byte {
 	return append(append(dst, raw...), "}\n\n"...)
 }
 
+// open appends an event up to the choice's index.
 func (c *Chunks) open(dst []byte, index int) []byte {
 	dst = append(append(dst, c.head...), `{"index":`...)
 	return strconv.AppendInt(dst, int64(index), 10)
@@ -131,6 +132,7 @@ func AppendString(dst, text []byte) []byte {
 	return append(dst[:at], quoted...)
 }
 
+// hasLineBreak finds the UTF-8 of the three characters that AppendString escapes.
 func hasLineBreak(b []byte) bool {
 	for i := 0; i+1 < len(b); i++ {
 		if b[i] == 0xc2 && b[i+1] == 0x85 {

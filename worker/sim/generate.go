@@ -54,6 +54,8 @@ type sequence struct {
 	text      []byte // of the current token
 }
 
+// newSequence fixes speeds and length for one request; later changes of the
+// settings reach later requests only.
 func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *sequence {
 	e.mu.Lock()
 	over := e.over
@@ -80,6 +82,7 @@ func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *seq
 	return s
 }
 
+// leave frees the sequence and its tokens.
 func (s *sequence) leave() {
 	s.e.held.Add(-int64(s.length))
 	<-s.e.slots
@@ -180,6 +183,7 @@ func (s *sequence) choose() int32 {
 	return s.word(h >> 8)
 }
 
+// word picks a common word by a hash.
 func (s *sequence) word(h uint64) int32 { return idWords + int32(h%uint64(len(s.e.tok.words))) }
 
 // logprobs invents probabilities: the chosen token first, then other words.
@@ -208,6 +212,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
+// roleID is the token that begins a message of a role; an unknown role, which
+// Parse refuses anyway, counts as system.
 func roleID(role string) int32 {
 	id := idRole0
 	for r := range strings.FieldsSeq(roles) {

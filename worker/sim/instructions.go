@@ -122,6 +122,7 @@ func (e *Engine) Handler() http.Handler {
 	})
 }
 
+// change applies the body of a POST, all of it or, when a part is wrong, nothing.
 func (e *Engine) change(body io.Reader) error {
 	raw, err := io.ReadAll(body)
 	if err != nil {

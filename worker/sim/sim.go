@@ -25,6 +25,7 @@ type Config struct {
 	ITL             time.Duration // time between two tokens, default 0
 }
 
+// setDefaults fills in what was left open. Negative limits mean none from here on.
 func (c *Config) setDefaults() {
 	if c.Name == "" {
 		c.Name = "sim"
@@ -116,6 +117,8 @@ func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
 	return e.fits(ids, "prompt")
 }
 
+// tokenizeChat is the chat template: a begin of text, then role, content and end of
+// turn for each message.
 func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 	messages, bad := req.DecodeMessages()
 	if bad != nil {

@@ -372,3 +372,103 @@ func BenchmarkGenerate(b *testing.B) {
 		b.Fatal(n)
 	}
 }
+
+func TestTokenize(t *testing.T) {
+	e := newEngine(t, Config{ContextLen: 64})
+	parse := func(ep openai.Endpoint, body string) *openai.Request {
+		t.Helper()
+		r, err := openai.Parse(ep, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	chat := parse(openai.Chat, `{"model":"m","messages":[{"role":"system","content":" the"},{"role":"user","content":" of"}]}`)
+	got, err := e.Tokenize(chat, 0)
+	want := []int32{idBOS, roleID("system"), idWords, idTurn, roleID("user"), idWords + 1, idTurn, roleID("assistant")}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v: %s", err, diff)
+	}
+	text := parse(openai.Completions, `{"model":"m","prompt":[" the river",[600,97]]}`)
+	for i, want := range []string{" the river", string(e.Decode([]int32{600})) + "a"} {
+		ids, err := e.Tokenize(text, i)
+		if err != nil || string(e.Decode(ids)) != want {
+			t.Errorf("prompt %d is %q, %v; want %q", i, e.Decode(ids), err, want)
+		}
+	}
+	if _, err := e.Tokenize(text, 2); err == nil {
+		t.Error("a third prompt of two was tokenized")
+	}
+}
+
+func TestDecodeOfIDsWithoutText(t *testing.T) {
+	e := newEngine(t, Config{})
+	last := chunkID("zzzz")
+	for _, id := range []int32{-1, idBOS, idEnd, idTurn, idChunks - 1, idChunks, idChunks + 27, last + 1, vocab, 1<<31 - 1} {
+		if got := e.Decode([]int32{'a', id, 'b'}); string(got) != "ab" && id != last+1 {
+			t.Errorf("id %d decodes to %q", id, got)
+		}
+	}
+	if got := e.Decode([]int32{last}); string(got) != "zzzz" {
+		t.Errorf("the last chunk is %q", got)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for name, c := range map[string]Config{
+		"context": {ContextLen: -1}, "sequences": {MaxSeqs: -1}, "time": {TTFT: -1}, "pace": {ITL: -1}, "prefill": {PrefillPerToken: -1},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("a negative %s was accepted", name)
+		}
+	}
+	e := newEngine(t, Config{})
+	m := e.Model()
+	if m.Name != "sim" || m.ContextLen != 8192 || e.Load().MaxRunning != 64 || m.Created == 0 {
+		t.Errorf("%+v, %+v", m, e.Load())
+	}
+	if other := newEngine(t, Config{Name: "x"}).Model().Fingerprint; other == m.Fingerprint {
+		t.Errorf("two models share the fingerprint %q", other)
+	}
+}
+
+func TestSpeedCanBeChangedWhileRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, Config{TTFT: time.Second})
+		h := e.Handler()
+		took := func() time.Duration {
+			begin := time.Now()
+			collect(t, e, []int32{idBOS}, greedy(3))
+			return time.Since(begin)
+		}
+		for _, c := range []struct {
+			body string
+			want time.Duration
+		}{
+			{`{}`, time.Second},
+			{`{"ttft_ms":500,"itl_ms":100}`, 700 * time.Millisecond},
+			{`{"ttft_ms":null}`, 1200 * time.Millisecond},
+			{`{"ttft_ms":0,"itl_ms":0}`, 0},
+		} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/sim", strings.NewReader(c.body)))
+			if got := took(); w.Code != 200 || got != c.want {
+				t.Errorf("%s: status %d, an answer takes %v, want %v", c.body, w.Code, got, c.want)
+			}
+		}
+	})
+}
+
+func TestControlMethods(t *testing.T) {
+	h := newEngine(t, Config{MaxSeqs: 5}).Handler()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/sim", nil))
+	if w.Code != 200 || !strings.Contains(w.Body.String(), `"max_running":5`) {
+		t.Errorf("GET: %d %s", w.Code, w.Body)
+	}
+	w = httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/sim", nil))
+	if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") == "" {
+		t.Errorf("DELETE: %d", w.Code)
+	}
+}

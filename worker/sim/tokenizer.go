@@ -43,6 +43,7 @@ type tokenizer struct {
 	ids   map[string]int32
 }
 
+// newTokenizer numbers the words in the order of wordList, each once.
 func newTokenizer() *tokenizer {
 	t := &tokenizer{ids: make(map[string]int32)}
 	for _, w := range strings.Fields(wordList) {
@@ -118,6 +119,7 @@ func (t *tokenizer) decode(dst []byte, id int32) []byte {
 	return appendLetters(append(dst, ' '), id-idSpaced)
 }
 
+// appendLetters spells a chunk number; numbers that no chunk has add nothing.
 func appendLetters(dst []byte, n int32) []byte {
 	var letters [chunkLetter]byte
 	i := len(letters)

@@ -1,0 +1,163 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Prompt is one prompt of a completions request: text, or token ids when IDs is
+// not nil.
+type Prompt struct {
+	Text string
+	IDs  []int32
+}
+
+// Message is one chat message with its content flattened to text.
+type Message struct {
+	Role    string
+	Content string
+	Name    string
+}
+
+const mostPrompts = 128
+
+// DecodePrompts decodes the prompt field of a completions request in its four
+// forms: string, strings, ids, lists of ids. The work is done at the first call;
+// the result is shared, so callers leave it as it is.
+func (r *Request) DecodePrompts() ([]Prompt, *Error) { return r.prompts() }
+
+// decodePrompts does the work of DecodePrompts.
+func (r *Request) decodePrompts() ([]Prompt, *Error) {
+	raw := r.Raw("prompt")
+	if len(raw) > 0 && raw[0] == '"' {
+		return []Prompt{{Text: unquote(raw)}}, nil
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &items) != nil || len(items) == 0 {
+		return nil, Invalid("prompt", "Invalid 'prompt': expected a string, an array of strings, or token ids.")
+	}
+	if jsontext.Value(items[0]).Kind() == '0' {
+		ids, err := decodeIDs(raw, "prompt")
+		if err != nil {
+			return nil, err
+		}
+		return []Prompt{{IDs: ids}}, nil
+	}
+	if len(items) > mostPrompts {
+		return nil, Invalid("prompt", "Invalid 'prompt': %d prompts, at most %d are allowed.", len(items), mostPrompts)
+	}
+	out := make([]Prompt, len(items))
+	for i, it := range items {
+		name := fmt.Sprintf("prompt[%d]", i)
+		switch jsontext.Value(it).Kind() {
+		case '"':
+			out[i].Text = unquote(it)
+		case '[':
+			ids, err := decodeIDs(it, name)
+			if err != nil {
+				return nil, err
+			}
+			out[i].IDs = ids
+		default:
+			return nil, Invalid(name, "Invalid type for '%s': expected a string or token ids.", name)
+		}
+	}
+	return out, nil
+}
+
+// decodeIDs decodes one list of token ids. Whether they exist is the engine's to say.
+func decodeIDs(raw []byte, param string) ([]int32, *Error) {
+	var ids []int32
+	if json.Unmarshal(raw, &ids) != nil {
+		return nil, Invalid(param, "Invalid '%s': token ids must be integers from 0 to %d.", param, math.MaxInt32)
+	}
+	if len(ids) == 0 {
+		return nil, Invalid(param, "Invalid '%s': empty array.", param)
+	}
+	for _, id := range ids {
+		if id < 0 {
+			return nil, Invalid(param, "Invalid '%s': token id %d is negative.", param, id)
+		}
+	}
+	return ids, nil
+}
+
+// DecodeMessages decodes the messages of a chat request. Content may be a string,
+// null, or an array of text parts; other kinds of parts are refused.
+func (r *Request) DecodeMessages() ([]Message, *Error) {
+	var items []json.RawMessage
+	if json.Unmarshal(r.Raw("messages"), &items) != nil {
+		return nil, Invalid("messages", "Invalid 'messages': expected an array of objects.")
+	}
+	if len(items) == 0 {
+		return nil, Invalid("messages", "Invalid 'messages': empty array. Expected at least one message.")
+	}
+	out := make([]Message, len(items))
+	for i, it := range items {
+		m, err := decodeMessage(it, fmt.Sprintf("messages[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		out[i] = m
+	}
+	return out, nil
+}
+
+// decodeMessage decodes one message; param is its place, such as messages[2].
+func decodeMessage(raw []byte, param string) (Message, *Error) {
+	var m struct {
+		Role    string          `json:"role"`
+		Name    string          `json:"name"`
+		Content json.RawMessage `json:"content"`
+	}
+	if jsontext.Value(raw).Kind() != '{' || json.Unmarshal(raw, &m) != nil {
+		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
+	}
+	switch m.Role {
+	case "system", "developer", "user", "assistant", "tool", "function":
+	case "":
+		return Message{}, Invalid(param+".role", "Missing required parameter: '%s.role'.", param)
+	default:
+		return Message{}, Invalid(param+".role", "Invalid value: '%s'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool' and 'function'.", clip(m.Role))
+	}
+	text, err := decodeContent(m.Content, param+".content")
+	return Message{Role: m.Role, Content: text, Name: m.Name}, err
+}
+
+// decodeContent flattens a message's content to text.
+func decodeContent(raw []byte, param string) (string, *Error) {
+	if len(raw) == 0 {
+		return "", nil
+	}
+	switch jsontext.Value(raw).Kind() {
+	case 'n':
+		return "", nil
+	case '"':
+		return unquote(raw), nil
+	case '[':
+	default:
+		return "", Invalid(param, "Invalid type for '%s': expected a string or an array of content parts.", param)
+	}
+	var parts []struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	if json.Unmarshal(raw, &parts) != nil {
+		return "", Invalid(param, "Invalid '%s': expected an array of content parts.", param)
+	}
+	var b strings.Builder
+	for i, part := range parts {
+		if part.Type != "text" {
+			e := Errorf(http.StatusBadRequest, "Content parts of type %q are not supported by this model.", clip(part.Type))
+			e.Param = fmt.Sprintf("%s[%d].type", param, i)
+			return "", e
+		}
+		b.WriteString(part.Text)
+	}
+	return b.String(), nil
+}
