@@ -31,7 +31,7 @@ import (
 // as keeps the cost of writing under 1/snapshotCost of a core.
 const (
 	snapshotPause = 50 * time.Millisecond
-	snapshotCost  = 20
+	snapshotCost  = 4
 )
 
 // keepSnapshot writes all of Envoy's resources to a file whenever they changed,
