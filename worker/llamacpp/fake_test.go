@@ -62,12 +62,17 @@ func (f *fakeContext) Decode(batch []entry, stop func() bool) error {
 	copied := append([]entry(nil), batch...)
 	f.batches = append(f.batches, copied)
 	f.hashes = make([]uint64, len(batch))
+	outputs := make(map[int]bool)
 	for i, e := range batch {
 		if e.pos != len(f.slots[e.slot]) {
 			f.tb.Errorf("slot %d: position %d after %d tokens", e.slot, e.pos, len(f.slots[e.slot]))
 		}
 		f.slots[e.slot] = append(f.slots[e.slot], e.id)
 		if e.logits {
+			if outputs[e.slot] { // the real context has room for one each
+				f.tb.Errorf("slot %d: logits of two tokens in one batch", e.slot)
+			}
+			outputs[e.slot] = true
 			h := fnv.New64a()
 			fmt.Fprint(h, f.slots[e.slot])
 			f.hashes[i] = h.Sum64()

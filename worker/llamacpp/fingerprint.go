@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -22,11 +24,43 @@ func fingerprint(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// weightsID identifies a model file by its content: its SHA-256, remembered in
-// cacheDir, or samples of it when cacheDir is empty. Neither depends on the path
-// or time of the file, so copies on other hosts are equal; the two kinds never
-// equal each other.
-func weightsID(path string, st fs.FileInfo, cacheDir string) (string, error) {
+// weightsID identifies a model by the content of its files: their SHA-256,
+// remembered in cacheDir, or samples of them when cacheDir is empty. Neither
+// depends on the path or time of a file, so copies on other hosts are equal; the
+// two kinds never equal each other.
+func weightsID(path, cacheDir string) (string, error) {
+	var ids []string
+	for _, part := range modelFiles(path) {
+		st, err := os.Stat(part)
+		if err != nil {
+			return "", err
+		}
+		id, err := fileID(part, st, cacheDir)
+		if err != nil {
+			return "", err
+		}
+		ids = append(ids, id)
+	}
+	return strings.Join(ids, ","), nil
+}
+
+// modelFiles lists the files of a model: llama.cpp opens the others by itself when
+// it is given the first of NAME-00001-of-0000N.gguf.
+func modelFiles(path string) []string {
+	m := regexp.MustCompile(`^(.*)-00001-of-(\d{5})\.gguf$`).FindStringSubmatch(path)
+	if m == nil {
+		return []string{path}
+	}
+	n, _ := strconv.Atoi(m[2]) // five digits
+	var files []string
+	for i := 1; i <= n; i++ {
+		files = append(files, fmt.Sprintf("%s-%05d-of-%s.gguf", m[1], i, m[2]))
+	}
+	return files
+}
+
+// fileID identifies one file.
+func fileID(path string, st fs.FileInfo, cacheDir string) (string, error) {
 	if cacheDir == "" {
 		return sampledID(path, st.Size())
 	}

@@ -34,11 +34,7 @@ func weights(t *testing.T, n, at int) string {
 
 func identify(t *testing.T, path, cache string) string {
 	t.Helper()
-	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := weightsID(path, st, cache)
+	id, err := weightsID(path, cache)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,6 +59,30 @@ func TestSampledIdentity(t *testing.T) {
 		if identify(t, weights(t, small, -1), "") == identify(t, weights(t, small, small-1), "") {
 			t.Errorf("a change in a file of %d bytes goes unseen", small)
 		}
+	}
+}
+
+func TestSplitModelIsAllItsFiles(t *testing.T) {
+	dir := t.TempDir()
+	first := filepath.Join(dir, "big-00001-of-00002.gguf")
+	second := filepath.Join(dir, "big-00002-of-00002.gguf")
+	for path, text := range map[string]string{first: "GGUF one", second: "GGUF two"} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := identify(t, first, "")
+	if err := os.WriteFile(second, []byte("GGUF 2nd"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if identify(t, first, "") == base {
+		t.Error("a change in the second file goes unseen")
+	}
+	if err := os.Remove(second); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := weightsID(first, ""); err == nil {
+		t.Error("a missing second file goes unseen")
 	}
 }
 

@@ -170,6 +170,13 @@ func TestBatchBounds(t *testing.T) {
 	if got := sizes(r.fake.batches); !slices.Equal(got, []int{16, 16, 8}) {
 		t.Errorf("prefill of 40 alone took batches of %v, want 16 16 8", got)
 	}
+	for i, b := range r.fake.batches {
+		for j, e := range b {
+			if last := i == 2 && j == 7; e.logits != last {
+				t.Errorf("entry %d of batch %d asks for logits: %v, want %v", j, i, e.logits, last)
+			}
+		}
+	}
 	r.fake.batches = nil
 	second, third := r.start(prompt(9, 2), exactly(2)), r.start(prompt(9, 3), exactly(2))
 	r.finish(first, second, third)

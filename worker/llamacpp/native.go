@@ -74,7 +74,7 @@ func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
 	if err != nil {
 		return parts{}, err
 	}
-	weights, err := weightsID(cfg.ModelPath, st, cfg.CacheDir)
+	weights, err := weightsID(cfg.ModelPath, cfg.CacheDir)
 	if err != nil {
 		return parts{}, fmt.Errorf("identify the model: %w", err)
 	}
