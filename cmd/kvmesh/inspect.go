@@ -43,7 +43,8 @@ func inspectCommand(e *env) *cobra.Command {
 		Use:   "inspect",
 		Short: "Show what Envoy believes beside what the control plane wants",
 		Long: `Show every endpoint as the control plane wants it and as Envoy has it, and mark
-the differences. A difference that stays is a push that did not arrive, or Envoy's
+the differences. Envoy's admin port knows three words only: what the control plane
+calls DRAINING or TIMEOUT, it shows as UNHEALTHY; that is no difference. A difference that stays is a push that did not arrive, or Envoy's
 own ejection or health check.`,
 		Example: `  kvmesh inspect
   kvmesh inspect -o json | jq '.endpoints[] | select(.differs != "")'`,
@@ -121,7 +122,7 @@ func difference(d endpointDiff) string {
 		return "not in envoy"
 	case d.Want.Status == "":
 		return "not wanted"
-	case d.Envoy.Status != d.Want.Status:
+	case d.Envoy.Status != admin.Shown(d.Want.Status):
 		parts = append(parts, "status")
 	}
 	if d.Envoy.Weight != d.Want.Weight {

@@ -44,13 +44,26 @@ type Host struct {
 	WorkerID string `json:"worker_id"` // the host name of its EDS endpoint
 	Zone     string `json:"zone"`
 	Weight   uint32 `json:"weight"`
-	// EDSHealth is the status the control plane sent, in Envoy's words.
+	// EDSHealth is the status the control plane sent, as far as Envoy shows it:
+	// see Shown.
 	EDSHealth string `json:"eds_health"`
 	// Envoy's own observations.
 	FailedActiveHealthCheck bool `json:"failed_active_health_check"`
 	FailedOutlierCheck      bool `json:"failed_outlier_check"`
 	PendingRemoval          bool `json:"pending_removal"`
 	ActiveRequests          int  `json:"active_requests"`
+}
+
+// Shown returns the word by which /clusters shows an EDS status: HEALTHY and
+// DEGRADED as they are, UNHEALTHY for every status that takes no traffic.
+func Shown(status string) string {
+	switch status {
+	case "UNHEALTHY", "DRAINING", "TIMEOUT":
+		return "UNHEALTHY"
+	case "UNKNOWN":
+		return "HEALTHY"
+	}
+	return status
 }
 
 // clustersBody is the shape of /clusters?format=json, as far as it is used.

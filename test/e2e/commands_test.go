@@ -190,7 +190,7 @@ func (c *commands) inEnvoy(id, status string) bool {
 	for _, cl := range clusters {
 		for _, h := range cl.Hosts {
 			if h.WorkerID == id {
-				return h.EDSHealth == status
+				return h.EDSHealth == admin.Shown(status)
 			}
 		}
 	}

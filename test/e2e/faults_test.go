@@ -96,7 +96,7 @@ func TestControlPlaneKilled(t *testing.T) {
 	})
 	m.Signal(t, "worker-1", syscall.SIGSTOP)
 	testmesh.Eventually(t, "Envoy hears of a hung worker", 20*time.Second, func() bool {
-		return envoyHealth(t, m, "worker-1") == "TIMEOUT"
+		return envoyHealth(t, m, "worker-1") == "UNHEALTHY" && m.Workers(t)[0].Status == "TIMEOUT"
 	})
 	m.Signal(t, "worker-1", syscall.SIGCONT)
 	testmesh.Eventually(t, "and of its return", 20*time.Second, func() bool {
