@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -118,6 +119,15 @@ func (j *job) account(w worker, o *outcome) {
 		}
 	}
 	j.r.metrics.attempts.WithLabelValues(o.result).Inc()
+	if o.blame == failed || o.blame == absent {
+		// A dead worker fails many attempts at once, and most of them unseen by
+		// clients: only what a client saw is worth a warning.
+		level := slog.LevelDebug
+		if o.delivered || !o.retry {
+			level = slog.LevelWarn
+		}
+		j.r.cfg.Log.Log(j.ctx, level, "attempt failed", "worker", w.id, "result", o.result, "pool", j.pool, "request", j.in.Header.Get(names.RequestID))
+	}
 	switch o.blame {
 	case fine:
 		j.r.cfg.Picker.Succeeded(w.id)

@@ -146,7 +146,7 @@ func TestHeldBudget(t *testing.T) {
 func TestBreaker(t *testing.T) {
 	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(names.ExpectWorker) == "w1" {
-			http.Error(w, "upstream connect error", 503)
+			http.Error(w, "upstream connect error", http.StatusServiceUnavailable)
 			return
 		}
 		sendJSON(w, http.StatusOK, `{}`)

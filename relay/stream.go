@@ -9,11 +9,11 @@ import (
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
-// errUnfinished is a stream that claims to be complete and is not.
-var errUnfinished = errors.New("stream ended without finish_reason of every choice")
-
 // tailTime is how long a worker may take to close a stream after its [DONE].
 const tailTime = time.Second
+
+// errTail ends the wait for that; the answer was complete.
+var errTail = errors.New("no end of the stream after [DONE]")
 
 // streamed passes a stream on, event by event, unchanged. [DONE] is passed on only
 // when every choice had its finish_reason: clients take it for the promise that the
@@ -84,7 +84,7 @@ func (j *job) beginStream(resp *http.Response, w worker) {
 func (j *job) complete(events *openai.EventReader, t *progress, first time.Time) {
 	j.out.close()
 	j.r.metrics.answered(operation(j.endpoint), j.model, first.Sub(j.start), time.Since(j.start), t.count())
-	j.watch.set(tailTime, errors.New("no end after [DONE]"))
+	j.watch.set(tailTime, errTail)
 	for {
 		if _, err := events.Next(); err != nil {
 			return

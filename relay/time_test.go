@@ -134,7 +134,7 @@ func TestKeepAliveThenFailure(t *testing.T) {
 		case n == 4:
 			sendJSON(w, 200, `{"choices":[]}`)
 		default:
-			http.Error(w, "gone", 503)
+			http.Error(w, "gone", http.StatusServiceUnavailable)
 		}
 	}
 	const alive = ": keep-alive\n\n"
@@ -295,7 +295,7 @@ func TestDrain(t *testing.T) {
 func TestRetryBudget(t *testing.T) {
 	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
 		rest(r, time.Second)
-		http.Error(w, "gone", 503)
+		http.Error(w, "gone", http.StatusServiceUnavailable)
 	}
 	change := func(c *Config) { c.MinRetries, c.RetryShare = 2, 0.1 }
 	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
@@ -322,7 +322,7 @@ func TestRetryBudget(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	serve := func(n int, w http.ResponseWriter, _ *http.Request) {
 		if n < 3 {
-			http.Error(w, "gone", 503)
+			http.Error(w, "gone", http.StatusServiceUnavailable)
 			return
 		}
 		sendJSON(w, http.StatusOK, `{}`)
