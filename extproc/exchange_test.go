@@ -308,8 +308,12 @@ func TestHeldBodies(t *testing.T) {
 func TestPassthrough(t *testing.T) {
 	s := newServer(t, policyYAML, fleet())
 	for _, tc := range []struct{ method, path, class string }{
-		{"POST", "/v1/responses", "/v1/responses"}, {"POST", "/v1/audio/speech", "/v1/audio"}, {"GET", "/v1/responsesx", "other"},
-		{"POST", "/v1/completions/", "other"}, {"POST", "/v1/models", "/v1/models"}, {"POST", "/\xff", "other"},
+		{"POST", "/v1/responses", "/v1/responses"},
+		{"POST", "/v1/audio/speech", "/v1/audio"},
+		{"GET", "/v1/responsesx", "other"},
+		{"POST", "/v1/completions/", "other"},
+		{"POST", "/v1/models", "/v1/models"},
+		{"POST", "/\xff", "other"},
 	} {
 		before := testutil.ToFloat64(s.metrics.passthrough.WithLabelValues(tc.class))
 		e := s.NewExchange()

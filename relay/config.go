@@ -64,8 +64,11 @@ func (c *Config) setDefaults() {
 		field *time.Duration
 		value time.Duration
 	}{
-		{&c.KeepAlive, 15 * time.Second}, {&c.ClientStall, 5 * time.Minute}, {&c.BodyTimeout, time.Minute},
-		{&c.Drain, 30 * time.Second}, {&c.BackOff, 10 * time.Millisecond},
+		{&c.KeepAlive, 15 * time.Second},
+		{&c.ClientStall, 5 * time.Minute},
+		{&c.BodyTimeout, time.Minute},
+		{&c.Drain, 30 * time.Second},
+		{&c.BackOff, 10 * time.Millisecond},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value

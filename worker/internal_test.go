@@ -55,8 +55,10 @@ func TestReport(t *testing.T) {
 
 func TestUsageCountsPromptsOnceAndTheLeastReuse(t *testing.T) {
 	g := &generation{prompts: 2, ptokens: 30, choices: []*choice{
-		{prompt: 0, generated: 5, cached: 4}, {index: 1, prompt: 0, generated: 6, cached: 9},
-		{index: 2, prompt: 1, generated: 7, cached: 0}, {index: 3, prompt: 1, generated: 8, cached: 20},
+		{prompt: 0, generated: 5, cached: 4},
+		{index: 1, prompt: 0, generated: 6, cached: 9},
+		{index: 2, prompt: 1, generated: 7, cached: 0},
+		{index: 3, prompt: 1, generated: 8, cached: 20},
 	}}
 	want := openai.Usage{PromptTokens: 30, CompletionTokens: 26, TotalTokens: 56, PromptTokensDetails: &openai.PromptTokensDetails{CachedTokens: 4}}
 	if diff := cmp.Diff(want, g.usage()); diff != "" {
@@ -86,8 +88,12 @@ func TestMaxTokens(t *testing.T) {
 		asked, room int
 		want        int
 	}{
-		{openai.Chat, 0, 100, 100}, {openai.Chat, 5, 100, 5}, {openai.Chat, 500, 100, 100},
-		{openai.Completions, 0, 100, 16}, {openai.Completions, 0, 9, 9}, {openai.Completions, 50, 100, 50},
+		{openai.Chat, 0, 100, 100},
+		{openai.Chat, 5, 100, 5},
+		{openai.Chat, 500, 100, 100},
+		{openai.Completions, 0, 100, 16},
+		{openai.Completions, 0, 9, 9},
+		{openai.Completions, 50, 100, 50},
 	} {
 		if got := maxTokens(&openai.Request{Endpoint: c.ep, MaxTokens: c.asked}, c.room); got != c.want {
 			t.Errorf("%+v: %d", c, got)

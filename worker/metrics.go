@@ -62,16 +62,26 @@ func loadMetrics() [5]struct {
 		kind       prometheus.ValueType
 		value      func(Load) float64
 	}{
-		{"vllm:num_requests_running", "Sequences being prefilled or decoded.", prometheus.GaugeValue,
-			func(l Load) float64 { return float64(l.Running) }},
-		{"vllm:num_requests_waiting", "Requests that wait for a sequence.", prometheus.GaugeValue,
-			func(l Load) float64 { return float64(l.Waiting) }},
-		{"vllm:kv_cache_usage_perc", "Share of the KV memory in use, 0 to 1.", prometheus.GaugeValue,
-			func(l Load) float64 { return l.KVUsage }},
-		{"vllm:prompt_tokens_total", "Prompt tokens prefilled.", prometheus.CounterValue,
-			func(l Load) float64 { return float64(l.PromptTokens) }},
-		{"vllm:generation_tokens_total", "Tokens generated.", prometheus.CounterValue,
-			func(l Load) float64 { return float64(l.GenTokens) }},
+		{
+			"vllm:num_requests_running", "Sequences being prefilled or decoded.", prometheus.GaugeValue,
+			func(l Load) float64 { return float64(l.Running) },
+		},
+		{
+			"vllm:num_requests_waiting", "Requests that wait for a sequence.", prometheus.GaugeValue,
+			func(l Load) float64 { return float64(l.Waiting) },
+		},
+		{
+			"vllm:kv_cache_usage_perc", "Share of the KV memory in use, 0 to 1.", prometheus.GaugeValue,
+			func(l Load) float64 { return l.KVUsage },
+		},
+		{
+			"vllm:prompt_tokens_total", "Prompt tokens prefilled.", prometheus.CounterValue,
+			func(l Load) float64 { return float64(l.PromptTokens) },
+		},
+		{
+			"vllm:generation_tokens_total", "Tokens generated.", prometheus.CounterValue,
+			func(l Load) float64 { return float64(l.GenTokens) },
+		},
 	}
 }
 

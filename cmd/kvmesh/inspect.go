@@ -89,8 +89,10 @@ func compareEndpoints(ctx context.Context, api, adminURL string) ([]endpointDiff
 	rows := map[string]*endpointDiff{}
 	for _, cl := range want {
 		for _, ep := range cl.Endpoints {
-			rows[cl.Name+" "+ep.Address] = &endpointDiff{Cluster: cl.Name, ID: ep.ID, Address: ep.Address,
-				Want: seen{ep.Status, ep.Weight}}
+			rows[cl.Name+" "+ep.Address] = &endpointDiff{
+				Cluster: cl.Name, ID: ep.ID, Address: ep.Address,
+				Want: seen{ep.Status, ep.Weight},
+			}
 		}
 	}
 	for _, cl := range have {

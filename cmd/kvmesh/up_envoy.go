@@ -98,8 +98,10 @@ func (m *localMesh) envoySpec() supervise.Spec {
 
 func (m *localMesh) writeBootstrap(file string) error {
 	s := socketsIn(m.runDir)
-	b, err := envoy.Bootstrap(envoy.BootstrapConfig{Node: "envoy-" + filepath.Base(m.runDir), Zone: m.set.Mesh.Zone,
-		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot})
+	b, err := envoy.Bootstrap(envoy.BootstrapConfig{
+		Node: "envoy-" + filepath.Base(m.runDir), Zone: m.set.Mesh.Zone,
+		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot,
+	})
 	if err != nil {
 		return err
 	}

@@ -200,8 +200,14 @@ func TestMissingInput(t *testing.T) {
 		ep            Endpoint
 		fields, param string
 	}{
-		{Chat, ``, "messages"}, {Chat, `,"messages":null`, "messages"}, {Chat, `,"messages":[]`, "messages"}, {Chat, `,"messages":{}`, "messages"},
-		{Completions, ``, "prompt"}, {Completions, `,"prompt":[ ]`, "prompt"}, {Completions, `,"prompt":7`, "prompt"}, {Completions, `,"prompt":{}`, "prompt"},
+		{Chat, ``, "messages"},
+		{Chat, `,"messages":null`, "messages"},
+		{Chat, `,"messages":[]`, "messages"},
+		{Chat, `,"messages":{}`, "messages"},
+		{Completions, ``, "prompt"},
+		{Completions, `,"prompt":[ ]`, "prompt"},
+		{Completions, `,"prompt":7`, "prompt"},
+		{Completions, `,"prompt":{}`, "prompt"},
 	} {
 		_, err := Parse(c.ep, []byte(`{"model":"m"`+c.fields+`}`))
 		if err == nil || err.Param != c.param {

@@ -78,7 +78,8 @@ func TestOpenAIGo(t *testing.T) {
 		t.Fatalf("models: %+v, %v", models, err)
 	}
 	comp, err := c.Completions.New(ctx, openai.CompletionNewParams{
-		Model: simModel, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Hello")}, MaxTokens: openai.Int(5)})
+		Model: simModel, Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Hello")}, MaxTokens: openai.Int(5),
+	})
 	if err != nil || comp.Usage.CompletionTokens != 5 || string(comp.Choices[0].FinishReason) != "length" {
 		t.Fatalf("completion: %+v, %v", comp, err)
 	}

@@ -17,8 +17,10 @@ import (
 // spoofed are headers that only the mesh may set; sent by a client they must
 // change nothing.
 func spoofed() map[string]string {
-	return map[string]string{names.Route: names.RouteRelay, names.Pool: "none", names.Destination: "127.0.0.1:1",
-		names.ExpectWorker: "nobody", names.Model: "none", "x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "0"}
+	return map[string]string{
+		names.Route: names.RouteRelay, names.Pool: "none", names.Destination: "127.0.0.1:1",
+		names.ExpectWorker: "nobody", names.Model: "none", "x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-max-retries": "0",
+	}
 }
 
 // mixed alternates the model's name and its alias, streams and whole answers,

@@ -140,8 +140,11 @@ func (e *Engine) change(body io.Reader) error {
 		to   **float64
 		name string
 	}{
-		{s.Running, &next.running, "running"}, {s.Waiting, &next.waiting, "waiting"}, {s.KVUsage, &next.kvUsage, "kv_usage"},
-		{s.TTFTms, &next.ttftMs, "ttft_ms"}, {s.ITLms, &next.itlMs, "itl_ms"},
+		{s.Running, &next.running, "running"},
+		{s.Waiting, &next.waiting, "waiting"},
+		{s.KVUsage, &next.kvUsage, "kv_usage"},
+		{s.TTFTms, &next.ttftMs, "ttft_ms"},
+		{s.ITLms, &next.itlMs, "itl_ms"},
 	} {
 		if f.raw == nil {
 			continue
