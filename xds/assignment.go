@@ -158,9 +158,10 @@ func (cp *ControlPlane) publish(p *pool, loads bool) int {
 	return d.members
 }
 
-// publishAll decides for every pool now.
+// publishAll publishes every pool now, whether or not anything changed.
 func (cp *ControlPlane) publishAll() {
 	for _, p := range cp.state.all() {
+		cp.state.touch(p)
 		cp.publish(p, true)
 	}
 }

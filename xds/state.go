@@ -115,6 +115,13 @@ func (s *state) all() []*pool {
 	return slices.SortedFunc(maps.Values(s.pools), func(a, b *pool) int { return cmp.Compare(a.name, b.name) })
 }
 
+// touch has the next decision publish the pool's endpoints in any case.
+func (s *state) touch(p *pool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.stale = true
+}
+
 func (s *state) hasPool(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
