@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
@@ -204,11 +205,12 @@ func tokenName(b []byte) string {
 	if utf8.Valid(b) {
 		return string(b)
 	}
-	name := "bytes:"
+	var name strings.Builder
+	name.WriteString("bytes:")
 	for _, c := range b {
-		name += fmt.Sprintf(`\x%02x`, c)
+		name.WriteString(fmt.Sprintf(`\x%02x`, c))
 	}
-	return name
+	return name.String()
 }
 
 // byteInts are bytes as the API writes them: a list of numbers, not base64.

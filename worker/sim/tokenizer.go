@@ -46,7 +46,7 @@ type tokenizer struct {
 // newTokenizer numbers the words in the order of wordList, each once.
 func newTokenizer() *tokenizer {
 	t := &tokenizer{ids: make(map[string]int32)}
-	for _, w := range strings.Fields(wordList) {
+	for w := range strings.FieldsSeq(wordList) {
 		if _, dup := t.ids[" "+w]; dup {
 			continue
 		}
