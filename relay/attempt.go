@@ -50,6 +50,8 @@ type answer struct {
 func (j *job) attempt(n int, w worker) outcome {
 	release := j.r.cfg.Picker.Acquire(w.id)
 	defer release()
+	j.state.worker.Store(&w.id)
+	j.state.attempt.Store(int64(n))
 	ctx, cancel := context.WithCancel(j.ctx)
 	defer cancel()
 	var o outcome

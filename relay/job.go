@@ -41,6 +41,8 @@ type job struct {
 	queue  []worker // candidates not tried
 	failed []string // ids of workers that failed this request
 	give   func()   // gives the running attempt's share of the retry budget back
+
+	state state
 }
 
 // worker is one candidate.
@@ -63,6 +65,7 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.out = newClient(w, r.cfg.KeepAlive, r.cfg.ClientStall, func() { j.cancel(errStalled) })
 	j.queue = r.candidates(in.Header.Get(names.Destination))
 	r.retries.running.Add(1)
+	r.live.add(j)
 	return j
 }
 
@@ -227,4 +230,5 @@ func (j *job) finish() {
 	j.cancel(nil)
 	j.give()
 	j.r.retries.running.Add(-1)
+	j.r.live.remove(j)
 }

@@ -19,6 +19,7 @@ type Relay struct {
 	metrics *metrics
 	egress  *http.Transport
 	retries retryBudget
+	live    live
 
 	// cut ends when running answers must end with an error.
 	cut    context.Context

@@ -49,6 +49,7 @@ func (j *job) streamed(resp *http.Response, w worker) outcome {
 			j.cancel(err)
 			return outcome{result: resultGone, delivered: true}
 		}
+		j.state.events.Add(1)
 		switch {
 		case t.failed != nil: // the worker's own error event ends it
 			j.r.metrics.truncated.Inc()

@@ -14,8 +14,9 @@ import (
 
 // meshFlags tell a command which mesh to talk to.
 type meshFlags struct {
-	api   string
-	admin string
+	api     string
+	admin   string
+	gateway string
 }
 
 func (f *meshFlags) add(c *cobra.Command, admin bool) {
@@ -27,14 +28,8 @@ func (f *meshFlags) add(c *cobra.Command, admin bool) {
 
 // find fills in what the flags leave open.
 func (f meshFlags) find(e *env) (runningMesh, error) {
-	m := runningMesh{}
-	m.API, m.Admin = f.api, f.admin
-	if m.API == "" {
-		m.API = e.getenv("KVMESH_API")
-	}
-	if m.Admin == "" {
-		m.Admin = e.getenv("KVMESH_ADMIN")
-	}
+	m := runningMesh{Gateway: e.getenvOr("KVMESH_GATEWAY", f.gateway)}
+	m.API, m.Admin = e.getenvOr("KVMESH_API", f.api), e.getenvOr("KVMESH_ADMIN", f.admin)
 	if m.API != "" && m.Admin != "" {
 		return m, nil
 	}
@@ -47,7 +42,10 @@ func (f meshFlags) find(e *env) (runningMesh, error) {
 				m.Admin = last.Admin
 			}
 		}
-		m.OpenAI, m.Gateway, m.PID = last.OpenAI, last.Gateway, last.PID
+		m.OpenAI, m.PID = last.OpenAI, last.PID
+		if m.Gateway == "" {
+			m.Gateway = last.Gateway
+		}
 		return m, nil
 	case m.API != "":
 		return m, nil
@@ -82,4 +80,12 @@ func lastUp(dir string) (runningMesh, error) {
 		}
 		dir = parent
 	}
+}
+
+// getenvOr returns the flag's value, or where it is empty the variable's.
+func (e *env) getenvOr(name, flag string) string {
+	if flag != "" {
+		return flag
+	}
+	return e.getenv(name)
 }

@@ -105,7 +105,10 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	group.Go(func() error {
 		return fleet.Watch(ctx, fleet.WatchConfig{Target: o.xds, Node: o.node, Log: log}, pick.Update)
 	})
-	group.Go(func() error { return serveHTTP(ctx, o.metrics, extproc.AdminHandler(pick, reg)) })
+	admin := http.NewServeMux()
+	admin.Handle("GET /v1/streams", rel.StreamsHandler())
+	admin.Handle("/", extproc.AdminHandler(pick, reg))
+	group.Go(func() error { return serveHTTP(ctx, o.metrics, admin) })
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}

@@ -51,7 +51,7 @@ func newRoot(e *env) *cobra.Command {
 		fetchCommand(e),
 		purgeCommand(e),
 		upCommand(e), demoCommand(e), initCommand(e),
-		workersCommand(e), inspectCommand(e),
+		workersCommand(e), streamsCommand(e), inspectCommand(e),
 		controlPlaneCommand(e), gatewayCommand(e), workerCommand(e), reapCommand(e),
 		versionCommand(e),
 	)

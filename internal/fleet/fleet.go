@@ -127,3 +127,21 @@ type ClusterView struct {
 type ClusterList struct {
 	Clusters []ClusterView `json:"clusters"`
 }
+
+// StreamView is one request that a gateway's relay carries now: one row of GET
+// /v1/streams at the gateway and of `kvmesh streams -o json`.
+type StreamView struct {
+	ID      string  `json:"id"`
+	Model   string  `json:"model"` // as its route lists it, else "other"
+	Pool    string  `json:"pool"`
+	Worker  string  `json:"worker"`  // that serves it now, "" before the first attempt
+	Attempt int64   `json:"attempt"` // number of the running attempt, from 1
+	Stream  bool    `json:"stream"`  // false: one whole answer
+	Events  int64   `json:"events"`  // passed on to the client, about one per token
+	Seconds float64 `json:"seconds"` // since it began
+}
+
+// StreamList is the body of GET /v1/streams.
+type StreamList struct {
+	Streams []StreamView `json:"streams"`
+}

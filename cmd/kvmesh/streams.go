@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+func streamsCommand(e *env) *cobra.Command {
+	var f meshFlags
+	var output string
+	c := &cobra.Command{
+		Use:   "streams",
+		Short: "List the answers that flow now, with the worker that gives each",
+		Example: `  kvmesh streams
+  watch -n1 kvmesh streams
+  kvmesh streams -o json | jq '[.streams[].worker] | group_by(.) | map({(.[0]): length}) | add'`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			js, err := asJSON(output)
+			if err != nil {
+				return err
+			}
+			m, err := f.find(e)
+			if err != nil {
+				return err
+			}
+			if m.Gateway == "" {
+				return withHint(usagef("the gateway is not known"), "give --gateway URL (its --metrics address) or KVMESH_GATEWAY")
+			}
+			var list fleet.StreamList
+			if err := get(c.Context(), m.Gateway+"/v1/streams", &list); err != nil {
+				return withHint(err, "is the gateway up? `kvmesh up` starts it again when it dies")
+			}
+			if js {
+				return writeJSON(e.stdout, list)
+			}
+			return printStreams(e.stdout, list.Streams)
+		},
+	}
+	f.add(c, false)
+	c.Flags().StringVar(&f.gateway, "gateway", "", "URL of the gateway's /health and /metrics (default KVMESH_GATEWAY, else as --api)")
+	outputFlag(c, &output)
+	return c
+}
+
+func printStreams(w io.Writer, list []fleet.StreamView) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tMODEL\tPOOL\tWORKER\tATTEMPT\tKIND\tEVENTS\tAGE")
+	for _, v := range list {
+		kind := "whole"
+		if v.Stream {
+			kind = "stream"
+		}
+		age := time.Duration(v.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%v\n", dash(v.ID), v.Model, v.Pool, dash(v.Worker), v.Attempt, kind, v.Events, age)
+	}
+	return t.Flush()
+}
