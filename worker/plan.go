@@ -95,7 +95,9 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte) (*generation, e
 	g := &generation{
 		engine: e, stream: req.Stream, withUsage: req.IncludeUsage, fault: NoFault(), prompts: 1,
 		answer: openai.Answer{
-			Endpoint: ep, ID: "chatcmpl-" + rand.Text(), Model: req.Model,
+			// The model that answers, not the alias that was asked for: the gateway
+			// replaces aliases, so the answer would else depend on its being up.
+			Endpoint: ep, ID: "chatcmpl-" + rand.Text(), Model: s.modelName(),
 			Fingerprint: e.Model().Fingerprint, Created: time.Now().Unix(),
 		},
 	}

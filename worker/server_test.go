@@ -30,7 +30,7 @@ func TestChat(t *testing.T) {
 		t.Errorf("worker header %q", got)
 	}
 	got := decode[openai.ChatCompletion](t, resp, 200)
-	if got.Object != "chat.completion" || got.Model != "gpt-x" || !strings.HasPrefix(got.ID, "chatcmpl-") || got.Created == 0 {
+	if got.Object != "chat.completion" || got.Model != "sim" || !strings.HasPrefix(got.ID, "chatcmpl-") || got.Created == 0 {
 		t.Errorf("%+v", got)
 	}
 	c := got.Choices[0]
