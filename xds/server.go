@@ -64,7 +64,7 @@ func newServer(log *slog.Logger, m *metrics) *server {
 		log: log, metrics: m,
 		endpoints: cache.NewLinearCache(resource.EndpointType, cache.WithLogger(quiet)),
 		fleet:     cache.NewLinearCache(fleet.TypeURL, cache.WithLogger(quiet)),
-		rest:      cache.NewSnapshotCache(false, sameForAll{}, quiet),
+		rest:      cache.NewSnapshotCache(true, sameForAll{}, quiet),
 		services:  map[string][]string{},
 		stored:    map[string]proto.Message{},
 		changed:   make(chan struct{}, 1),

@@ -117,7 +117,10 @@ func Assess(now time.Time, c Config, in Input, prev Verdict) Verdict {
 		// It says it is ready and only its load is unknown: better than nobody.
 		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: "no report yet"}
 	}
-	if in.Report.At.IsZero() || now.Sub(in.Report.At) > c.Expiration || now.Sub(in.Since) < c.Blackout {
+	// Since may have been stored before the clock was set back; then it is of no
+	// use and must not keep the weight away.
+	young := now.Sub(in.Since) < c.Blackout && !in.Since.After(now)
+	if in.Report.At.IsZero() || now.Sub(in.Report.At) > c.Expiration || young {
 		return Verdict{Status: Healthy}
 	}
 	w := weigh(c, in.Report)

@@ -52,6 +52,7 @@ func TestAssess(t *testing.T) {
 
 		{name: "blackout", edit: func(_ *health.Config, in *health.Input) { in.Since = t0.Add(-time.Second) }, status: health.Healthy, weight: 0},
 		{name: "blackout over", edit: func(_ *health.Config, in *health.Input) { in.Since = t0.Add(-2 * time.Second) }, status: health.Healthy, weight: 200},
+		{name: "ready in the future", edit: func(_ *health.Config, in *health.Input) { in.Since = t0.Add(time.Hour) }, status: health.Healthy, weight: 200},
 		{name: "expired, alive by heartbeat", edit: func(_ *health.Config, in *health.Input) {
 			in.Report.At, in.Heartbeat = t0.Add(-11*time.Second), true
 		}, status: health.Healthy, weight: 0},
