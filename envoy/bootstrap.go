@@ -101,6 +101,9 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 // clusterSnapshot is the cluster of the snapshot server.
 const clusterSnapshot = "xds_snapshot"
 
+// envoyGRPC is a gRPC service behind a cluster of this bootstrap. Of two services
+// Envoy takes the first, and the second after two failures in a row; it stays with
+// the one that answered until that closes the connection.
 func envoyGRPC(cluster string) *corev3.GrpcService {
 	return &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
 		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: cluster},
@@ -118,6 +121,7 @@ func xdsCluster(name, addr string) *clusterv3.Cluster {
 	}
 }
 
+// packedOptions is a cluster's HTTP settings in the form the cluster takes them.
 func packedOptions(m proto.Message) map[string]*anypb.Any {
 	return map[string]*anypb.Any{httpOptions: packed(m)}
 }

@@ -46,6 +46,8 @@ func Clusters(c Config) []*clusterv3.Cluster {
 	return out
 }
 
+// poolCluster is the cluster of a WorkerPool. Its endpoints come over EDS, with
+// the status and weight the control plane gave them.
 func poolCluster(c Config, p *policy.WorkerPool) *clusterv3.Cluster {
 	cl := &clusterv3.Cluster{
 		Name:                 names.PoolCluster(p.Name),
@@ -116,6 +118,7 @@ func foreignHTTP() *httpv3.HttpProtocolOptions {
 	return o
 }
 
+// explicitH2 speaks HTTP/2 without asking, as servers in clear text need it.
 func explicitH2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions {
 	return &httpv3.HttpProtocolOptions{
 		OutlierDetection: faultsOnly(),
@@ -276,6 +279,8 @@ func extProcCluster(c Config) *clusterv3.Cluster {
 	return cl
 }
 
+// relayCluster is the gateway's relay. It has no health check of its own: only
+// ext_proc's answer selects the relay, and both live in one process.
 func relayCluster(c Config) *clusterv3.Cluster { return gatewayCluster(names.ClusterRelay, c.Relay) }
 
 // gatewayCluster is one socket of the gateway, over HTTP/2. Pings end the streams

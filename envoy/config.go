@@ -60,6 +60,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// checkSocketPath wants an absolute path that the system accepts for a socket;
+// Envoy would refuse a longer one only when it binds.
 func checkSocketPath(path string) error {
 	if !strings.HasPrefix(path, "/") {
 		return fmt.Errorf("socket path %q: want an absolute path", path)
@@ -70,6 +72,7 @@ func checkSocketPath(path string) error {
 	return nil
 }
 
+// isHTTPS reports whether a server of the policy is reached over TLS.
 func isHTTPS(url string) bool { return strings.HasPrefix(strings.ToLower(url), "https://") }
 
 // Resources is the dynamic configuration but for the endpoints.
@@ -99,6 +102,7 @@ func Build(c Config) (Resources, error) {
 	return r, errors.Join(errs...)
 }
 
+// wrap says of which part an error is, and keeps nil nil.
 func wrap(what string, err error) error {
 	if err == nil {
 		return nil

@@ -46,6 +46,8 @@ func Endpoints(service string, eps []Endpoint) *endpointv3.ClusterLoadAssignment
 	return out
 }
 
+// lbEndpoint is one endpoint with the metadata that the answers' worker header and
+// the choice of the transport socket are made from.
 func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	ep := &endpointv3.Endpoint{Address: address(e.Address), Hostname: cmp.Or(e.Hostname, e.Worker)}
 	if e.Hostname != "" {
@@ -64,6 +66,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	}
 }
 
+// one is a Struct of a single field.
 func one(key string, v *structpb.Value) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{key: v}}
 }

@@ -41,6 +41,7 @@ func Listeners(c Config) []*listenerv3.Listener {
 	return []*listenerv3.Listener{edgeListener(c), egressListener(c)}
 }
 
+// edgeListener is where clients connect.
 func edgeListener(c Config) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name:                          names.ListenerEdge,
@@ -50,6 +51,8 @@ func edgeListener(c Config) *listenerv3.Listener {
 	}
 }
 
+// edgeManager holds the edge's HTTP settings: limits against abuse, what clients
+// may not set, and the filters.
 func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 	return &hcmv3.HttpConnectionManager{
 		StatPrefix:     names.ListenerEdge,
@@ -157,6 +160,7 @@ func egressListener(c Config) *listenerv3.Listener {
 	}
 }
 
+// hcm makes an HTTP connection manager a listener's filter.
 func hcm(m *hcmv3.HttpConnectionManager) *listenerv3.Filter {
 	return &listenerv3.Filter{
 		Name:       "envoy.filters.network.http_connection_manager",
@@ -169,6 +173,8 @@ func rds(name string) *hcmv3.HttpConnectionManager_Rds {
 	return &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{RouteConfigName: name, ConfigSource: fromADS()}}
 }
 
+// fromADS takes a resource from the one stream to the control plane, where CDS
+// comes before EDS and LDS before RDS.
 func fromADS() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,

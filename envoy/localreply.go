@@ -46,6 +46,9 @@ func localReplies() *hcmv3.LocalReplyConfig {
 	return out
 }
 
+// mapper answers one status, or all from it on, with a fixed error object. The
+// message is fixed because Envoy's own text would need escaping inside JSON, and it
+// tells clients nothing they can use.
 func mapper(e *openai.Error, op accesslogv3.ComparisonFilter_Op, status uint32) *hcmv3.ResponseMapper {
 	m := &hcmv3.ResponseMapper{
 		Filter: and(statusFilter(op, status), ownReply()),
@@ -74,12 +77,15 @@ func ownReply() *accesslogv3.AccessLogFilter {
 	}}
 }
 
+// and holds when all filters do.
 func and(fs ...*accesslogv3.AccessLogFilter) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_AndFilter{
 		AndFilter: &accesslogv3.AndFilter{Filters: fs},
 	}}
 }
 
+// statusFilter compares the answer's status. Envoy wants a runtime key beside every
+// such number; nobody sets this one.
 func statusFilter(op accesslogv3.ComparisonFilter_Op, status uint32) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_StatusCodeFilter{
 		StatusCodeFilter: &accesslogv3.StatusCodeFilter{Comparison: &accesslogv3.ComparisonFilter{
@@ -92,6 +98,7 @@ func statusFilter(op accesslogv3.ComparisonFilter_Op, status uint32) *accesslogv
 	}}
 }
 
+// inline is text that stands in the configuration itself.
 func inline(s string) *corev3.DataSource {
 	return &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: s}}
 }
@@ -146,6 +153,7 @@ func accessLog(path string) []*accesslogv3.AccessLog {
 	}}
 }
 
+// httpFilter names an HTTP filter with its configuration.
 func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(m)}}
 }

@@ -46,8 +46,12 @@ func extension(name string, m proto.Message) *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{Name: name, TypedConfig: packed(m)}
 }
 
+// seconds writes a duration; 0 is a value of its own and means "off" where Envoy
+// has time-outs.
 func seconds(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
-func u32(v uint32) *wrapperspb.UInt32Value         { return wrapperspb.UInt32(v) }
+
+// u32 is a number that is given, as opposed to left to Envoy's default.
+func u32(v uint32) *wrapperspb.UInt32Value { return wrapperspb.UInt32(v) }
 
 // address makes an Envoy address of an ip:port or of a Unix socket's path.
 func address(s string) *corev3.Address {
@@ -64,10 +68,12 @@ func address(s string) *corev3.Address {
 	}}}
 }
 
+// exact matches one string.
 func exact(s string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}}
 }
 
+// prefix matches strings that begin with s.
 func prefix(s string) *matcherv3.StringMatcher {
 	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: s}}
 }

@@ -81,6 +81,8 @@ func firstTier(r policy.ModelRoute, pool string) int {
 	return -1
 }
 
+// healthz answers for Envoy alone: load balancers in front of the mesh must not
+// depend on the gateway, so ext_proc is not asked.
 func healthz() *routev3.Route {
 	return &routev3.Route{
 		Name:  "healthz",
@@ -196,6 +198,7 @@ func match(when ...*routev3.HeaderMatcher) *routev3.RouteMatch {
 	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}, Headers: when}
 }
 
+// is matches a header that has exactly that value.
 func is(name, value string) *routev3.HeaderMatcher {
 	return &routev3.HeaderMatcher{
 		Name:                 name,

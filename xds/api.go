@@ -64,6 +64,8 @@ func (cp *ControlPlane) api() http.Handler {
 	return localHost(guard.Handler(mux))
 }
 
+// localHost refuses requests under any other name than an IP address or localhost:
+// a web page whose own name was pointed at this address would pass for same-origin.
 func localHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
@@ -78,6 +80,7 @@ func localHost(next http.Handler) http.Handler {
 	})
 }
 
+// register takes PUT /v1/workers/{id}. The answer says for how long it holds.
 func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 	var reg fleet.Registration
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRegistration))
@@ -121,6 +124,8 @@ func (cp *ControlPlane) Register(reg fleet.Registration) error {
 	return nil
 }
 
+// deregister takes DELETE /v1/workers/{id}: the worker has finished. Whoever names
+// an incarnation removes that one or an earlier, never its successor.
 func (cp *ControlPlane) deregister(w http.ResponseWriter, r *http.Request) {
 	var incarnation uint64
 	if s := r.URL.Query().Get("incarnation"); s != "" {
@@ -140,6 +145,8 @@ func (cp *ControlPlane) deregister(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// drain takes POST and DELETE /v1/workers/{id}/drain. It answers when the drain is
+// on disk; Envoys and gateways hear of it in the same moment.
 func (cp *ControlPlane) drain(w http.ResponseWriter, r *http.Request, on bool) {
 	id := r.PathValue("id")
 	if err := cp.registry.Drain(id, on, time.Now()); err != nil {
@@ -151,10 +158,13 @@ func (cp *ControlPlane) drain(w http.ResponseWriter, r *http.Request, on bool) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// listWorkers answers GET /v1/workers.
 func (cp *ControlPlane) listWorkers(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, fleet.WorkerList{Workers: cp.state.views()})
 }
 
+// listClusters answers GET /v1/clusters: what Envoy should have, to hold against
+// what its admin interface says it has.
 func (cp *ControlPlane) listClusters(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, fleet.ClusterList{Clusters: cp.state.clusters()})
 }
@@ -171,6 +181,7 @@ func writeError(w http.ResponseWriter, err error) {
 	openai.Errorf(status, "%v", err).Write(w)
 }
 
+// writeJSON sends a 200 with a JSON body.
 func writeJSON(w http.ResponseWriter, v any) {
 	raw, err := json.Marshal(v)
 	if err != nil { // for instance a NaN

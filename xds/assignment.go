@@ -9,6 +9,7 @@ import (
 	"github.com/kvmesh/kvmesh/xds/registry"
 )
 
+// Pace of a pool's decisions.
 const (
 	// Between two urgent decisions of one pool lie at least minGap and so much per
 	// worker: what a push costs everybody grows with the pool.
@@ -132,10 +133,10 @@ func (cp *ControlPlane) runPool(ctx context.Context, p *pool) {
 			return
 		case <-urgent:
 			n := cp.publish(p, false)
-			urgent = nil
+			urgent = nil // a nil channel is never ready: the gap has to pass
 			gap.Reset(minGap + time.Duration(n)*perWorker)
 		case <-gap.C:
-			urgent = p.urgent
+			urgent = p.urgent // what came in the meantime is waiting there
 		case <-tick.C:
 			n := cp.publish(p, true)
 			tick.Reset(max(loadEvery, 2*time.Duration(n)*perWorker))

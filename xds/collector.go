@@ -25,7 +25,9 @@ import (
 	"github.com/kvmesh/kvmesh/internal/health"
 )
 
+// Pace of the streams of load reports.
 const (
+	// reportInterval is what workers are asked for. They report changes at once.
 	reportInterval = 100 * time.Millisecond
 	// reconnects are tried from at once up to this far apart.
 	maxPause = 500 * time.Millisecond
@@ -154,6 +156,7 @@ func finite(v float64) float64 {
 	return v
 }
 
+// broken says that the worker certainly does not work, until it reports again.
 func (c *collector) broken(why string) {
 	c.state.update(c.id, c.incarnation, time.Now(), func(w *worker) { w.in.Failed = why })
 }

@@ -46,6 +46,7 @@ const snapshotFile = "snapshot.pb"
 // StateDir writes.
 func SnapshotPath(stateDir string) string { return stateDir + "/" + snapshotFile }
 
+// validate reports everything that is wrong beside envoy.Config, which has its own.
 func (c Config) validate() error {
 	var errs []error
 	if c.ListenXDS == "" {

@@ -15,6 +15,7 @@ type metrics struct {
 	streams  prometheus.Gauge
 }
 
+// newMetrics makes and registers all but what needs a state.
 func newMetrics() *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
@@ -41,6 +42,7 @@ func (m *metrics) workers(s *state) { m.registry.MustRegister(workerCount{s}) }
 // workerCount counts at each scrape, so no gauge can be left behind.
 type workerCount struct{ state *state }
 
+// desc is built anew each time, for there are no package variables.
 func (workerCount) desc() *prometheus.Desc {
 	return prometheus.NewDesc("kvmesh_workers", "Workers by pool and status.", []string{"pool", "status"}, nil)
 }

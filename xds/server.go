@@ -36,8 +36,10 @@ import (
 // the same configuration.
 const allNodes = "mesh"
 
+// sameForAll puts every node under one key.
 type sameForAll struct{}
 
+// ID implements cache.NodeHash.
 func (sameForAll) ID(*corev3.Node) string { return allNodes }
 
 // server hands resources out over delta ADS. Endpoints and the fleet change all
@@ -50,7 +52,7 @@ type server struct {
 
 	endpoints *cache.LinearCache
 	fleet     *cache.LinearCache
-	rest      cache.SnapshotCache
+	rest      cache.SnapshotCache // ordered: clusters before listeners before routes
 
 	mu       sync.Mutex
 	services map[string][]string      // pool → names of its EDS resource, the current one first
@@ -58,6 +60,7 @@ type server struct {
 	changed  chan struct{}            // capacity 1: stored changed
 }
 
+// newServer makes a server with nothing to serve yet.
 func newServer(log *slog.Logger, m *metrics) *server {
 	quiet := cacheLog{log}
 	return &server{
@@ -155,6 +158,7 @@ func (s *server) configure(r envoy.Resources) error {
 	return nil
 }
 
+// resources widens a slice to the cache's own type.
 func resources[M types.Resource](ms []M) []types.Resource {
 	out := make([]types.Resource, len(ms))
 	for i, m := range ms {
@@ -213,6 +217,7 @@ func (s *server) setFleet(update []*fleetpb.Worker, removed []string) {
 	s.metrics.pushes.WithLabelValues("fleet").Inc()
 }
 
+// dropLocked removes stored resources by key.
 func (s *server) dropLocked(drop func(key string) bool) {
 	for key := range s.stored {
 		if drop(key) {
@@ -244,6 +249,7 @@ func serveADS(ctx context.Context, ln net.Listener, c cache.Cache, cb serverv3.C
 	g := grpc.NewServer(
 		grpc.MaxConcurrentStreams(10000),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		// Envoy pings every 5 s, gateways every 10 s; gRPC's own floor is 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, cb))
@@ -274,6 +280,7 @@ func (s *server) callbacks() serverv3.Callbacks {
 	}
 }
 
+// shortType is the last part of a type URL, for people and metric labels.
 func shortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
@@ -304,11 +311,18 @@ func listen(addr string) (net.Listener, error) {
 // cacheLog passes the cache's errors on and drops its chatter.
 type cacheLog struct{ log *slog.Logger }
 
+// Debugf implements log.Logger: dropped, it is several lines per push.
 func (cacheLog) Debugf(string, ...any) {}
-func (cacheLog) Infof(string, ...any)  {}
+
+// Infof implements log.Logger: dropped, it is a line per push.
+func (cacheLog) Infof(string, ...any) {}
+
+// Warnf implements log.Logger.
 func (l cacheLog) Warnf(format string, args ...any) {
 	l.log.Warn("xds cache", "msg", fmt.Sprintf(format, args...))
 }
+
+// Errorf implements log.Logger.
 func (l cacheLog) Errorf(format string, args ...any) {
 	l.log.Error("xds cache", "msg", fmt.Sprintf(format, args...))
 }

@@ -61,6 +61,7 @@ func (l *standIn) yield(ctx context.Context) {
 	}
 }
 
+// open counts the connections.
 func (l *standIn) open() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

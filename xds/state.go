@@ -19,13 +19,14 @@ import (
 // from many goroutines; each pool has one that draws the conclusions.
 type state struct {
 	mu      sync.Mutex
-	pools   map[string]*pool
-	workers map[string]*worker
+	pools   map[string]*pool   // by name
+	workers map[string]*worker // by id; each is also in its pool
 }
 
 // pool is one WorkerPool with its members.
 type pool struct {
-	name   string
+	name string
+	// health is the policy of verdicts. Guarded by state.mu: a reload replaces it.
 	health health.Config
 	// urgent wakes the pool's loop: a verdict may have changed. Capacity 1.
 	urgent chan struct{}
@@ -34,9 +35,9 @@ type pool struct {
 	order sync.Mutex
 
 	// Guarded by state.mu.
-	workers map[string]*worker
-	removed []string // ids whose fleet resource must go
-	stale   bool     // members changed since EDS was last made
+	workers map[string]*worker // the members, by id
+	removed []string           // ids whose fleet resource must go
+	stale   bool               // members changed since EDS was last made
 }
 
 // worker is one member of a pool. Guarded by state.mu.
@@ -54,11 +55,12 @@ type worker struct {
 
 // origin is what only static servers have.
 type origin struct {
-	static   bool
-	hostname string
-	tls      bool
+	static   bool   // probed, not registered
+	hostname string // for host headers and certificates, see envoy.Endpoint
+	tls      bool   // an https server
 }
 
+// newState knows nobody.
 func newState() *state {
 	return &state{pools: map[string]*pool{}, workers: map[string]*worker{}}
 }
@@ -89,6 +91,7 @@ func (s *state) setPools(set *policy.Set) {
 	}
 }
 
+// healthConfig translates a pool's policy, whose defaults policy.Parse filled in.
 func healthConfig(h policy.Health) health.Config {
 	return health.Config{
 		Blackout:     h.BlackoutPeriod.D(),
@@ -122,6 +125,7 @@ func (s *state) touch(p *pool) {
 	p.stale = true
 }
 
+// hasPool reports whether the policy has a pool of that name.
 func (s *state) hasPool(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,6 +203,7 @@ func (s *state) retain(keep map[string]bool) (gone []string) {
 	return gone
 }
 
+// removeLocked forgets a worker; its pool publishes that it is gone.
 func (s *state) removeLocked(id string) {
 	w := s.workers[id]
 	delete(s.workers, id)
@@ -258,11 +263,11 @@ func (s *state) settled() bool {
 
 // decision is what a pool's loop must publish.
 type decision struct {
-	members   int
+	members   int              // of the pool, for the pace
 	endpoints []envoy.Endpoint // nil when nothing changed
 	changed   bool             // endpoints are to be published
 	fleet     []*fleetpb.Worker
-	removed   []string
+	removed   []string // ids of workers whose fleet resource goes
 }
 
 // decide judges all workers of a pool together. Load that changed without a
@@ -308,6 +313,8 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 	return d
 }
 
+// lastSign is when the worker was last heard in any way. The one heard last is the
+// first to be kept by the pool's minimum share.
 func (w *worker) lastSign() time.Time {
 	if w.in.Report.At.After(w.in.Heard) {
 		return w.in.Report.At
@@ -315,6 +322,7 @@ func (w *worker) lastSign() time.Time {
 	return w.in.Heard
 }
 
+// endpoint is the worker as Envoy should see it.
 func (w *worker) endpoint() envoy.Endpoint {
 	return envoy.Endpoint{
 		Worker: w.id, Address: w.member.Address, Zone: w.member.Zone,
@@ -323,6 +331,8 @@ func (w *worker) endpoint() envoy.Endpoint {
 	}
 }
 
+// resource is the worker as gateways see it. Its load is shared, not copied: reports
+// replace it, they never change it.
 func (w *worker) resource() *fleetpb.Worker {
 	m := w.member
 	return &fleetpb.Worker{

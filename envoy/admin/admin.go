@@ -74,6 +74,7 @@ type clustersBody struct {
 	} `json:"cluster_statuses"`
 }
 
+// hostStatus is one host of clustersBody, under Envoy's own names.
 type hostStatus struct {
 	Address struct {
 		SocketAddress *struct {
@@ -123,6 +124,7 @@ func (c *Client) Clusters(ctx context.Context, filter string) ([]Cluster, error)
 	return out, nil
 }
 
+// host translates into the form the rest of the mesh uses.
 func (h hostStatus) host() Host {
 	out := Host{
 		WorkerID: h.Hostname, Zone: h.Locality.Zone, Weight: h.Weight, EDSHealth: h.HealthStatus.EDS,
@@ -194,6 +196,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return err
 }
 
+// getJSON reads a page of JSON into v; unknown fields are Envoy's business.
 func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 	raw, err := c.get(ctx, path)
 	if err != nil {
@@ -205,6 +208,8 @@ func (c *Client) getJSON(ctx context.Context, path string, v any) error {
 	return nil
 }
 
+// get reads one page. Any status but 200 is an error that quotes the beginning of
+// the page, where Envoy says what is wrong.
 func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
 	if err != nil {

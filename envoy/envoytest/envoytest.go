@@ -91,6 +91,7 @@ func (p *Process) Kill() {
 	_ = p.cmd.Wait() // its status is that of the kill
 }
 
+// stop ends Envoy with the test, and shows its log when the test failed.
 func (p *Process) stop() {
 	p.Kill()
 	if p.t.Failed() {

@@ -48,6 +48,7 @@ func Static(t testing.TB, r envoy.Resources, eds ...*endpointv3.ClusterLoadAssig
 	return b
 }
 
+// inlineRoutes puts the routes into the listener that would have asked for them.
 func inlineRoutes(t testing.TB, l *listenerv3.Listener, routes map[string]*routev3.RouteConfiguration) *listenerv3.Listener {
 	t.Helper()
 	l = proto.CloneOf(l)

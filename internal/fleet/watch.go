@@ -70,6 +70,8 @@ type watcher struct {
 	applied  bool // apply was called at least once
 }
 
+// run opens stream after stream. The first tries follow each other closely; a
+// control plane that restarts is back within a second.
 func (w *watcher) run(ctx context.Context) error {
 	pause := 10 * time.Millisecond
 	told := false // of this loss
@@ -163,6 +165,7 @@ func (w *watcher) take(m *discoveryv3.DeltaDiscoveryResponse) (changed bool, err
 	return changed, nil
 }
 
+// list is all workers as apply gets them: a fresh slice of shared workers.
 func (w *watcher) list() []*fleetpb.Worker {
 	return slices.SortedFunc(maps.Values(w.workers), func(a, b *fleetpb.Worker) int {
 		return cmp.Compare(a.GetId(), b.GetId())

@@ -30,6 +30,7 @@ var (
 	ErrUnknown = errors.New("no such worker")
 )
 
+// How long things are kept or put off.
 const (
 	// drainKept is how long the drain of a worker that is gone is remembered.
 	drainKept = 24 * time.Hour
@@ -53,12 +54,12 @@ type Member struct {
 // Embedded is the registry of the control plane's own process. What matters
 // survives its death in one file of StateDir. Safe for concurrent use.
 type Embedded struct {
-	path string
+	path string // of registry.json
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	static  map[string]bool
-	members map[string]*Member
+	static  map[string]bool      // ids of the policy's servers
+	members map[string]*Member   // by id
 	drains  map[string]time.Time // id → when it was drained
 	saved   time.Time            // when the file was last written
 	dirty   bool                 // the file lacks something
@@ -79,6 +80,8 @@ type file struct {
 	Drains  map[string]time.Time `json:"drains,omitempty"`
 }
 
+// stored is one worker in the file. When it was last heard is not: after a restart
+// that says nothing.
 type stored struct {
 	fleet.Registration
 	ReadySince time.Time `json:"ready_since,omitzero"`
@@ -205,6 +208,7 @@ func (e *Embedded) takeAddressLocked(r fleet.Registration) (evicted bool, err er
 	return evicted, nil
 }
 
+// same reports whether a registration told anything new.
 func same(a, b *Member) bool {
 	return reflect.DeepEqual(a.Registration, b.Registration) && a.ReadySince.Equal(b.ReadySince)
 }
@@ -310,15 +314,22 @@ func (e *Embedded) saveLocked(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("store registry: %w", err)
 	}
-	if err := WriteFile(e.path, raw); err != nil {
+	if err := WriteSynced(e.path, raw); err != nil {
 		return fmt.Errorf("store registry: %w", err)
 	}
 	e.saved, e.dirty = now, false
 	return nil
 }
 
-// WriteFile replaces a file by renaming a finished and synced one over it.
-func WriteFile(path string, raw []byte) (err error) {
+// WriteFile replaces a file by renaming a finished one over it: a crash of the
+// process leaves the old or the new one whole. With WriteSynced a crash of the
+// machine does too.
+func WriteFile(path string, raw []byte) error { return replace(path, raw, false) }
+
+// WriteSynced is WriteFile, and when it returns the new file is on disk.
+func WriteSynced(path string, raw []byte) error { return replace(path, raw, true) }
+
+func replace(path string, raw []byte, sync bool) (err error) {
 	dir := filepath.Dir(path)
 	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".*.tmp")
 	if err != nil {
@@ -330,12 +341,16 @@ func WriteFile(path string, raw []byte) (err error) {
 		}
 	}()
 	_, werr := tmp.Write(raw)
-	if err := errors.Join(werr, tmp.Sync(), tmp.Close()); err != nil {
+	if sync && werr == nil {
+		werr = tmp.Sync()
+	}
+	if err := errors.Join(werr, tmp.Close()); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
+	if err := os.Rename(tmp.Name(), path); err != nil || !sync {
 		return err
 	}
+	// The new name is in the directory, which is a file of its own.
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

@@ -210,8 +210,8 @@ func TestDamagedFile(t *testing.T) {
 // A crash while writing leaves the old file.
 func TestWriteFileIsAtomic(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
-	for _, text := range []string{"one", "two"} {
-		if err := WriteFile(path, []byte(text)); err != nil {
+	for text, write := range map[string]func(string, []byte) error{"one": WriteFile, "two": WriteSynced} {
+		if err := write(path, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {

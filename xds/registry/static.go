@@ -185,8 +185,10 @@ type statusError struct {
 	status int
 }
 
+// Error names path and status, as operators will see it in `kvmesh workers`.
 func (e statusError) Error() string { return fmt.Sprintf("%s: status %d", e.path, e.status) }
 
+// well asks the server whether it is.
 func (p *Prober) well(ctx context.Context) error {
 	if p.server.Check != "off" {
 		_, err := p.get(ctx, p.server.Check)
@@ -200,6 +202,8 @@ func (p *Prober) well(ctx context.Context) error {
 	return err
 }
 
+// fetchModels reads the names of /v1/models, in order and each once. Servers that
+// want a key for it are served all the same; only their models stay unknown.
 func (p *Prober) fetchModels(ctx context.Context) ([]string, error) {
 	raw, err := p.get(ctx, "/v1/models")
 	if err != nil {
@@ -222,6 +226,8 @@ func (p *Prober) fetchModels(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
+// fetchLoad reads /metrics. A server that has none is not asked again, one that was
+// slow this time is.
 func (p *Prober) fetchLoad(ctx context.Context) *Load {
 	if p.noLoad {
 		return nil
@@ -240,6 +246,7 @@ func (p *Prober) fetchLoad(ctx context.Context) *Load {
 	return &load
 }
 
+// get reads one page under the server's own name, at the address it resolved to.
 func (p *Prober) get(ctx context.Context, path string) ([]byte, error) {
 	scheme := "http"
 	if p.server.TLS {
