@@ -101,6 +101,7 @@ func metric(t *testing.T, url, name string) int {
 
 // 32 concurrent streams for 60 s: no errors, and no process grows.
 func TestManyStreams(t *testing.T) {
+	t.Parallel()
 	m := startSim(t)
 	stop := time.Now().Add(60 * time.Second)
 	var wg sync.WaitGroup
@@ -109,8 +110,8 @@ func TestManyStreams(t *testing.T) {
 	for range 32 {
 		wg.Go(func() {
 			for time.Now().Before(stop) {
-				text, err := answer(t, m, `{"model":"sim-1","prompt":"hello there","max_tokens":50,"stream":true,"sim":{"itl_ms":10}}`)
-				if err == nil && (strings.Count(text, "data: ") < 50 || !strings.HasSuffix(text, "data: [DONE]\n\n")) {
+				text, err := answer(t, m, `{"model":"sim-1","prompt":"hello there","max_tokens":50,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"sim":{"itl_ms":10}}`)
+				if err == nil && (!strings.Contains(text, `"completion_tokens":50,`) || !strings.HasSuffix(text, "data: [DONE]\n\n")) {
 					err = fmt.Errorf("incomplete stream: %.300s", text)
 				}
 				mu.Lock()
