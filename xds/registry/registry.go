@@ -176,7 +176,7 @@ func (e *Embedded) changedLocked(now time.Time) {
 	if now.Sub(e.saved) < saveEvery {
 		return
 	}
-	if err := e.saveLocked(now); err != nil {
+	if err := e.saveLocked(now, WriteFile); err != nil {
 		e.log.Error("registry not stored, will try again", "err", err)
 	}
 }
@@ -188,7 +188,7 @@ func (e *Embedded) Flush(now time.Time) error {
 	if !e.dirty {
 		return nil
 	}
-	return e.saveLocked(now)
+	return e.saveLocked(now, WriteFile)
 }
 
 // takeAddressLocked removes earlier workers at the same address: only one process
@@ -247,7 +247,7 @@ func (e *Embedded) Drain(id string, on bool, now time.Time) error {
 	} else {
 		delete(e.drains, id)
 	}
-	if err := e.saveLocked(now); err != nil {
+	if err := e.saveLocked(now, WriteSynced); err != nil {
 		// What is not stored was not promised.
 		if on {
 			delete(e.drains, id)
@@ -301,7 +301,7 @@ func (e *Embedded) Expire(now time.Time, ttl time.Duration, alive func(id string
 
 // saveLocked writes the file so that a crash at any moment leaves the old or the
 // new one whole.
-func (e *Embedded) saveLocked(now time.Time) error {
+func (e *Embedded) saveLocked(now time.Time, write func(string, []byte) error) error {
 	maps.DeleteFunc(e.drains, func(id string, at time.Time) bool {
 		return e.members[id] == nil && !e.static[id] && now.Sub(at) > drainKept
 	})
@@ -314,7 +314,7 @@ func (e *Embedded) saveLocked(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("store registry: %w", err)
 	}
-	if err := WriteSynced(e.path, raw); err != nil {
+	if err := write(e.path, raw); err != nil {
 		return fmt.Errorf("store registry: %w", err)
 	}
 	e.saved, e.dirty = now, false
