@@ -14,6 +14,7 @@ import (
 	"github.com/kvmesh/kvmesh/worker"
 )
 
+// describes: a model says who it is, and a fresh engine holds nothing.
 func (s *suite) describes() {
 	m := s.e.Model()
 	if m.Name == "" || m.Fingerprint == "" || m.ContextLen < 64 || m.Vocab < 2 {
@@ -25,6 +26,8 @@ func (s *suite) describes() {
 	s.idle("start")
 }
 
+// tokenizesPrompts: each prompt of a list by its index, ids as they are, and text with
+// NUL, emoji or the names of special tokens is no error.
 func (s *suite) tokenizesPrompts() {
 	req := s.request(openai.Completions, `{"model":"m","prompt":["Hello there","Bye"]}`)
 	first, err1 := s.e.Tokenize(req, 0)
@@ -46,6 +49,8 @@ func (s *suite) tokenizesPrompts() {
 	}
 }
 
+// tokenizesChat: messages reach the model, content may be a string or parts, and a
+// bad message is a client's error that names it.
 func (s *suite) tokenizesChat() {
 	body := func(text string) string {
 		return `{"model":"m","messages":[{"role":"user","content":"` + text + `"},{"role":"assistant","content":"ok"},{"role":"user","content":[{"type":"text","text":"go"}]}]}`
@@ -62,6 +67,8 @@ func (s *suite) tokenizesChat() {
 	s.wantParam(err, "messages[0].role")
 }
 
+// refusesForeignIDs: ids outside the vocabulary and empty prompts are errors in both
+// places where they can come in, and the engine survives them.
 func (s *suite) refusesForeignIDs() {
 	vocab := s.e.Model().Vocab
 	_, err := s.e.Tokenize(s.request(openai.Completions, fmt.Sprintf(`{"model":"m","prompt":[1,%d]}`, vocab)), 0)
@@ -78,6 +85,8 @@ func (s *suite) refusesForeignIDs() {
 	s.generate(s.prompt("still alive"), greedy(2))
 }
 
+// refusesLongPrompts: a prompt that leaves no room for an answer is OpenAI's
+// context_length_exceeded, with the field of the endpoint as param.
 func (s *suite) refusesLongPrompts() {
 	limit := s.e.Model().ContextLen
 	long := strings.Repeat("word ", 3*limit)
@@ -94,6 +103,8 @@ func (s *suite) refusesLongPrompts() {
 	tooLong(err, "prompt")
 }
 
+// maxTokens: exactly so many tokens, Finish on the last one only, all of it freed
+// when the consumer sees the end, and counted.
 func (s *suite) maxTokens() {
 	prompt := s.prompt("One two three")
 	before := s.e.Load()
@@ -125,6 +136,7 @@ func (s *suite) maxTokens() {
 	}
 }
 
+// contextEnd: the answer ends with the context, whatever MaxTokens says.
 func (s *suite) contextEnd() {
 	limit := s.e.Model().ContextLen
 	prompt := s.prompt("go")
@@ -138,6 +150,8 @@ func (s *suite) contextEnd() {
 	}
 }
 
+// deterministic: the same prompt, parameters and seed give the same tokens on an
+// engine that does nothing else.
 func (s *suite) deterministic() {
 	prompt := s.prompt("The quick brown fox")
 	for name, p := range map[string]worker.Params{"greedy": greedy(16), "seeded": sampled(16, 42, 0)} {
@@ -148,6 +162,7 @@ func (s *suite) deterministic() {
 	}
 }
 
+// sampledByKey: seed and choice both change what is drawn.
 func (s *suite) sampledByKey() {
 	prompt := s.prompt("The quick brown fox")
 	base := ids(s.generate(prompt, sampled(24, 42, 0)))
@@ -159,6 +174,8 @@ func (s *suite) sampledByKey() {
 	}
 }
 
+// logprobs: present when asked for, at most 0, the alternatives in order, and at
+// temperature 0 the chosen token is the first of them.
 func (s *suite) logprobs() {
 	p := greedy(4)
 	p.TopLogprobs = 3
@@ -191,6 +208,7 @@ func compare(a, b float64) int {
 	return 0
 }
 
+// breakFrees: leaving the loop frees the sequence before Generate returns.
 func (s *suite) breakFrees() {
 	n := 0
 	for _, err := range s.e.Generate(s.ctx, s.prompt("Count with me"), greedy(1000)) {
@@ -204,6 +222,8 @@ func (s *suite) breakFrees() {
 	s.idle("leaving the loop")
 }
 
+// cancelFrees: the end of ctx is the last error, and frees likewise. A context that
+// had ended before starts nothing.
 func (s *suite) cancelFrees() {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -250,6 +270,7 @@ func (s *suite) hold(n int) (release func()) {
 	})
 }
 
+// cancelWhileWaiting: a request beyond those that run can leave the queue.
 func (s *suite) cancelWhileWaiting() {
 	release := s.hold(s.e.Load().MaxRunning)
 	defer release()
@@ -272,6 +293,7 @@ func (s *suite) cancelWhileWaiting() {
 	s.idle("cancel while waiting")
 }
 
+// concurrent: more generations than sequences all end, each with its own length.
 func (s *suite) concurrent() {
 	n := 2*s.e.Load().MaxRunning + 1
 	var wg sync.WaitGroup
@@ -288,6 +310,7 @@ func (s *suite) concurrent() {
 	s.idle("concurrent generations")
 }
 
+// slowConsumer: a consumer that stopped reading holds up nobody else.
 func (s *suite) slowConsumer() {
 	release := s.hold(1)
 	defer release()
@@ -299,6 +322,8 @@ func (s *suite) slowConsumer() {
 	s.idle("a slow consumer")
 }
 
+// queueFull: requests past the queue get ErrBusy, never more run than MaxRunning,
+// and the engine is as good as new afterwards.
 func (s *suite) queueFull() {
 	const most = 1024
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -338,6 +363,7 @@ func (s *suite) queueFull() {
 	s.generate(prompt, greedy(2))
 }
 
+// closeTwice: Close ends what runs, may be repeated, and Generate then gives an error.
 func (s *suite) closeTwice() {
 	release := s.hold(2)
 	defer release()

@@ -30,7 +30,10 @@ func libraryNames() []string {
 	return []string{"libggml-base" + ext, "libggml" + ext, "libllama" + ext}
 }
 
-// checkLibDir reports what is missing in the folder of libraries.
+// checkLibDir reports what is missing in the folder of libraries, all of it at
+// once. The files of a release carry the version in their names; the binding looks
+// for names without it, so links are needed, and a link that leads nowhere is the
+// usual mistake after an update.
 func checkLibDir(dir string) error {
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 		return fmt.Errorf("llama.cpp's library folder %s is not there: %w", dir, orNotDir(err))
@@ -61,7 +64,8 @@ func orNotDir(err error) error {
 	return err
 }
 
-// checkModelFile reports a model file that is missing or no GGUF.
+// checkModelFile reports a model file that is missing or no GGUF: a download that
+// ended early, or a page that says it was not found.
 func checkModelFile(path string) (fs.FileInfo, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -90,7 +94,9 @@ func checkVersion(dir, got string) error {
 	return fmt.Errorf("the llama.cpp in %s reports version %s, but this program's binding (%s) reads the structs of version %s: use those libraries", dir, got, bindingVersion, engineVersion)
 }
 
-// explainLoad adds to a loader's error which package has the missing library.
+// explainLoad adds to a loader's error which package has the missing library. The
+// dynamic linker reports the library that was not found, which is often not the one
+// that was asked for.
 func explainLoad(err error) error {
 	m := regexp.MustCompile(`([\w+.-]+\.so[.\d]*): cannot open shared object file`).FindStringSubmatch(err.Error())
 	if m == nil {

@@ -91,7 +91,8 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 // Model describes what is loaded.
 func (e *Engine) Model() worker.Model { return e.model }
 
-// Load returns the load now. It takes no lock.
+// Load returns the load now. It takes no lock, and its numbers are each right for
+// some moment during the call, not all for the same.
 func (e *Engine) Load() worker.Load {
 	return worker.Load{
 		Running:      int(e.g.running.Load()),
@@ -112,7 +113,8 @@ func (e *Engine) Close() error {
 	return nil
 }
 
-// Generate implements worker.Engine.
+// Generate implements worker.Engine. Each range over what it returns is a generation
+// of its own. Up to 32 tokens are generated ahead of a consumer.
 func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
 	return func(yield func(worker.Token, error) bool) {
 		if err := e.generate(ctx, ids, p, yield); err != nil {
@@ -130,6 +132,8 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	// Bounded by calls, not by the length of the queue: a sequence that gives way
+	// joins the queue without asking.
 	defer e.inside.Add(-1)
 	if e.inside.Add(1) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) {
 		return worker.ErrBusy

@@ -2,9 +2,14 @@ package llamacpp
 
 import "sync"
 
-// inbox carries functions to the loop, which runs them between two decodes.
+// inbox carries functions to the loop, which runs them between two decodes, in the
+// order in which they came. It is the only way in: whatever needs the context, now
+// or later, is a function sent here. It holds a handful at most, because senders
+// wait for their call or are bounded by the queue.
 type inbox struct {
-	wake chan struct{} // has one element when the loop should look
+	// wake has one element when the loop should look. It may have one although
+	// there is nothing new, never the other way round.
+	wake chan struct{}
 
 	mu     sync.Mutex
 	calls  []func(*loop)
@@ -34,7 +39,8 @@ func (in *inbox) send(f func(*loop)) bool {
 	return true
 }
 
-// call runs f on the loop's goroutine and waits for it; false as for send.
+// call runs f on the loop's goroutine and waits for it; false as for send. The wait
+// is that for the end of the running decode. It must not be used by the loop.
 func (in *inbox) call(f func(*loop)) bool {
 	done := make(chan struct{})
 	ok := in.send(func(l *loop) {

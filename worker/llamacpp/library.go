@@ -25,8 +25,8 @@ import (
 // of function addresses, and stays: there is one of these, and it is the only
 // state of the package.
 type library struct {
-	build string // versions, part of the fingerprint
-	log   atomic.Pointer[slog.Logger]
+	build string                      // versions, part of the fingerprint
+	log   atomic.Pointer[slog.Logger] // of the engine opened last
 	lines lines
 
 	stops sync.Map // llama.Context as uintptr → func() bool, during an abortable decode
@@ -64,7 +64,9 @@ func openLibrary(dir string, log *slog.Logger) (*library, error) {
 	return l, nil
 }
 
-// open checks the version before it lets the binding touch anything.
+// open checks the version before it lets the binding touch anything. The libraries
+// are loaded in the order of their dependencies: a missing one is then named by
+// itself, not as the cause of another's failure.
 func (l *library) open(dir string) error {
 	base, err := loader.LoadLibrary(dir, "ggml-base")
 	if err != nil {
@@ -103,6 +105,7 @@ func (l *library) open(dir string) error {
 	})
 	llama.LogSet(purego.NewCallback(l.logged))
 	llama.Init()
+	// The folder has one CPU backend for each generation of processors.
 	if llama.GGMLBackendDeviceCount() == 0 {
 		return l.because(fmt.Errorf("no compute backend in %s fits this machine: want libggml-cpu-*", dir))
 	}
@@ -121,7 +124,9 @@ func text(lib loader.Lib, name string) string {
 }
 
 // checkLayout reads llama.cpp's default parameters through the binding's structs:
-// fields that moved do not hold the values known for this version.
+// fields that moved do not hold the values known for this version. The fields
+// compared are spread from the first to the last, since a field that was added or
+// removed moves all that follow it.
 func checkLayout(m llama.ModelParams, c llama.ContextParams) error {
 	ok := m.SplitMode == llama.SplitModeLayer && m.LoadMode == llama.LoadModeAuto && m.UseExtraBufts == 1 &&
 		m.VocabOnly == 0 && m.NoAlloc == 0 && m.ProgressCallback == 0 &&
@@ -161,7 +166,7 @@ func (l *library) loadModel(ctx context.Context, path string, progress func(floa
 	l.lines.forget()
 	m, err := llama.ModelLoadFromFile(path, params)
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil: // the callback may have come too late to stop it
 		if err == nil {
 			_ = llama.ModelFree(m)
 		}
@@ -173,7 +178,8 @@ func (l *library) loadModel(ctx context.Context, path string, progress func(floa
 }
 
 // tokenize calls llama_tokenize with a length, so that text may hold NUL bytes,
-// and with room for the worst case, so that one call is enough.
+// and with room for the worst case, so that one call is enough. The binding's own
+// function hands over a nil pointer for text with a NUL, which crashes the process.
 func (l *library) tokenize(v llama.Vocab, s string, bos bool) ([]int32, error) {
 	if len(s) > math.MaxInt32-16 {
 		return nil, errors.New("text is too long")
@@ -197,7 +203,9 @@ func (l *library) tokenize(v llama.Vocab, s string, bos bool) ([]int32, error) {
 	return ids[:int32(n):int32(n)], nil
 }
 
-// abortable lets stop end the decodes of ctx until the returned func is called.
+// abortable lets stop end the decodes of ctx until the returned func is called. C
+// callbacks made from Go are never freed and limited in number, so there is one
+// for all contexts, and it finds stop by the pointer that comes with it.
 func (l *library) abortable(ctx llama.Context, stop func() bool) (done func()) {
 	set := func(callback uintptr) {
 		data := uintptr(ctx)
@@ -228,7 +236,7 @@ func (l *library) logged(level int32, msg *byte, _ uintptr) uintptr {
 }
 
 // because adds the last error that llama.cpp logged: its return values say only
-// that something failed.
+// that something failed. With several engines in a process it may be another's.
 func (l *library) because(err error) error {
 	if line := l.lines.lastError(); line != "" {
 		return fmt.Errorf("%w (llama.cpp: %s)", err, line)

@@ -43,13 +43,26 @@ type decoder interface {
 // gauges are what Load reads; the loop writes them, but waiting is also
 // incremented by those who queue.
 type gauges struct {
-	running, waiting, cells atomic.Int64
-	prompt, generated       atomic.Uint64
+	running, waiting atomic.Int64
+	// cells is the loop's own count of cells in use. It can differ from
+	// llama.cpp's only by a bug on either side; see failed.
+	cells atomic.Int64
+	// Totals since the start. A token that is prefilled again counts again.
+	prompt, generated atomic.Uint64
 }
 
 // loop owns the context. All of it belongs to the goroutine in run.
+//
+// A sequence is in exactly one of these places:
+//
+//	          enqueue         admit            choose, fail
+//	(nowhere) ------> waiting -----> running ---------------> ended
+//	                     ^              |
+//	                     +--- yield ----+
+//
+// and holds cells and a slot only while it is running.
 type loop struct {
-	cfg Config
+	cfg Config // with defaults
 	dec decoder
 	voc *vocabulary
 	g   *gauges
@@ -60,9 +73,12 @@ type loop struct {
 	closing bool
 	leaving *atomic.Bool // set by Close before it sends closing
 
-	batch   []entry
-	parts   []part
-	scratch sampling.Buffer
+	// The turn's batch and whose tokens are in it; rebuilt each turn, kept for
+	// their memory.
+	batch []entry
+	parts []part
+
+	scratch sampling.Buffer // shared by all samplers
 }
 
 // part is one sequence's run of tokens in the batch.
@@ -80,13 +96,16 @@ func newLoop(cfg Config, dec decoder, voc *vocabulary, g *gauges, leaving *atomi
 	return l
 }
 
-// run executes commands and decodes until a command set closing.
+// run executes commands and decodes until a command sets closing. Commands come
+// first in every turn, so that a sequence that has left is never decoded again,
+// and they may use the context: no decode is running.
 func (l *loop) run(in *inbox) {
 	for {
 		for _, f := range in.take() {
 			f(l)
 		}
 		if l.closing {
+			// What was sent before the door shut is still answered.
 			for _, f := range in.close() {
 				f(l)
 			}
@@ -123,7 +142,8 @@ func (l *loop) enqueue(s *sequence) {
 	l.waiting = append(l.waiting, s)
 }
 
-// drop forgets a sequence and frees its cells and slot.
+// drop forgets a sequence and frees its cells and slot. Sequences that have ended
+// are gone already: their consumer may say good-bye late.
 func (l *loop) drop(s *sequence) {
 	if s.ended {
 		return
@@ -156,7 +176,9 @@ func (l *loop) release(s *sequence) {
 	s.slot, s.cached = -1, 0
 }
 
-// yield makes a running sequence wait again, to prefill all it has later.
+// yield makes a running sequence wait again, at a place in the queue, to prefill
+// prompt and answer later. Its sampler keeps its offset, so the tokens to come are
+// those that would have come.
 func (l *loop) yield(s *sequence, at int) {
 	l.cfg.Log.Debug("sequence gives way", "tokens", len(s.tokens), "running", len(l.running))
 	l.release(s)
@@ -174,6 +196,8 @@ func (l *loop) admit() {
 		}
 		s := l.waiting[i]
 		if len(l.free) == 0 || !l.fits(s) {
+			// Its place may be held by one that does nothing with it. Nobody
+			// overtakes s: a stream of small requests would starve a large one.
 			j := l.lastResting()
 			if j < 0 {
 				return
@@ -202,7 +226,8 @@ func (l *loop) lastResting() int {
 }
 
 // headroom is how many tokens each sequence should be able to generate after an
-// admission before cells run out.
+// admission before cells run out. It keeps one that gave way from returning at
+// once, only to give way again: it comes back when another has ended.
 const headroom = 16
 
 // fits reports whether s can start beside those running.
@@ -214,7 +239,8 @@ func (l *loop) fits(s *sequence) bool {
 	return need <= l.cfg.Cells
 }
 
-// plan fills the batch, making room for it first.
+// plan fills the batch. When there are fewer cells than it needs, sequences give
+// way until what is left fits.
 func (l *loop) plan() {
 	for {
 		l.fill()
@@ -236,7 +262,8 @@ func (l *loop) makeRoom() {
 	l.yield(l.running[at], len(l.waiting))
 }
 
-// fill collects one token of each generating sequence, then prompt tokens.
+// fill collects one token of each generating sequence, then prompt tokens. Room
+// for the former is certain, since BatchTokens is at least MaxSeqs.
 func (l *loop) fill() {
 	l.batch, l.parts = l.batch[:0], l.parts[:0]
 	for _, s := range l.running {
@@ -266,6 +293,7 @@ func (l *loop) add(s *sequence, n int) {
 }
 
 // step decodes the batch and gives every sequence that is through its next token.
+// A sequence in the middle of its prompt gets none.
 func (l *loop) step() {
 	if err := l.dec.Decode(l.batch, l.pointless); err != nil {
 		l.failed(err)
@@ -275,6 +303,7 @@ func (l *loop) step() {
 		s := p.seq
 		s.cached += p.n
 		l.g.cells.Add(int64(p.n))
+		// One token past the prompt is the one chosen last, fed back.
 		if p.n > 1 || s.cached <= s.prompt {
 			l.g.prompt.Add(uint64(p.n))
 		}

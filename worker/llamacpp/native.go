@@ -21,8 +21,8 @@ type native struct {
 	vocab llama.Vocab
 	size  int // of the vocabulary
 	ctx   llama.Context
-	mem   llama.Memory
-	batch llama.Batch
+	mem   llama.Memory   // the KV of ctx
+	batch llama.Batch    // in C memory, for BatchTokens entries of one sequence each
 	seq   [1]llama.SeqId // argument of batch.Add, kept to save allocations
 }
 
@@ -55,8 +55,10 @@ func load(ctx context.Context, cfg *Config) (parts, error) {
 	return p, nil
 }
 
-// finish makes the context and reads the vocabulary of a loaded model.
+// finish makes the context and reads the vocabulary of a loaded model. Everything
+// that other goroutines will ask of the model is copied into Go memory here.
 func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
+	// Encoders need another first step, diffusion models have no next token.
 	if llama.ModelHasEncoder(n.model) || llama.ModelIsDiffusion(n.model) {
 		return parts{}, fmt.Errorf("the model %s (%s) does not generate token by token", cfg.ModelPath, llama.ModelDesc(n.model))
 	}
@@ -96,6 +98,10 @@ func (n *native) makeContext(cfg *Config) error {
 	cp.NThreads, cp.NThreadsBatch = int32(cfg.Threads), int32(cfg.Threads)
 	cp.TypeK, cp.TypeV = llama.GGMLTypeF16, llama.GGMLTypeF16
 	cp.KVUnified, cp.SwaFull, cp.NoPerf = 1, 1, 1
+	// KVUnified: one pool of cells, so that a sequence can take what others leave,
+	// and ranges can be copied between sequences by tagging. SwaFull: cells behind
+	// the attention window stay, so that any prefix can be kept. One output each:
+	// the default reserves a row of the vocabulary's size for every token.
 	var err error
 	if n.ctx, err = llama.InitFromModel(n.model, cp); err != nil {
 		return n.lib.because(fmt.Errorf("create a context of %d cells: %w", cfg.Cells, err))
@@ -134,7 +140,7 @@ func (n *native) Decode(batch []entry, stop func() bool) error {
 		defer n.lib.abortable(n.ctx, stop)()
 	}
 	rc, err := llama.Decode(n.ctx, n.batch)
-	switch {
+	switch { // llama.h names these codes
 	case err != nil:
 		return err
 	case rc == 1:
@@ -165,7 +171,7 @@ func (n *native) Keep(slot, from int) error {
 	return err
 }
 
-// Close implements decoder.
+// Close implements decoder. It also frees what a failed load has made so far.
 func (n *native) Close() {
 	if n.batch.Token != nil {
 		_ = llama.BatchFree(n.batch)

@@ -49,6 +49,7 @@ func TestRealModel(t *testing.T) {
 	var progress []float64
 	cfg.Progress = func(p float64) { progress = append(progress, p) }
 	cfg.CacheDir = t.TempDir()
+	cfg.Cells = cfg.ContextLen // little, so that sequences must give way
 	e := openReal(t, cfg)
 
 	if !slices.IsSorted(progress) || len(progress) < 2 || progress[len(progress)-1] != 100 {
@@ -85,14 +86,14 @@ func TestRealModel(t *testing.T) {
 
 // testRealGivingWay makes three sequences that fit one by one, but not together.
 func testRealGivingWay(t *testing.T, e *Engine) {
-	text := strings.Repeat("one two three four five six seven eight ", 12)
+	text := strings.Repeat("one two three four five six seven eight ", 8)
 	before, prompts := e.Load().PromptTokens, 0
 	var wg sync.WaitGroup
 	var got [3]int
 	for i := range got {
 		ids := tokenize(t, e, text[i*8:])
 		prompts += len(ids)
-		p := worker.Params{MaxTokens: 60, TopP: 1, TopLogprobs: -1, IgnoreEOS: true}
+		p := worker.Params{MaxTokens: 30, TopP: 1, TopLogprobs: -1, IgnoreEOS: true}
 		wg.Go(func() {
 			n, err := drain(t.Context(), e, ids, p)
 			if err != nil {
@@ -102,8 +103,8 @@ func testRealGivingWay(t *testing.T, e *Engine) {
 		})
 	}
 	wg.Wait()
-	if got != [3]int{60, 60, 60} {
-		t.Errorf("tokens are %v, want 60 each", got)
+	if got != [3]int{30, 30, 30} {
+		t.Errorf("tokens are %v, want 30 each", got)
 	}
 	l := e.Load()
 	if l.Running != 0 || l.KVUsage != 0 {

@@ -7,7 +7,9 @@ import (
 	"github.com/kvmesh/kvmesh/worker/sampling"
 )
 
-// outBuffer is how many tokens a sequence may be ahead of its consumer.
+// outBuffer is how many tokens a sequence may be ahead of its consumer: a second or
+// so of a small model, enough to tell a consumer that has stopped from one that is
+// scheduled late.
 const outBuffer = 32
 
 // sequence is one call of Generate. The fields of the first paragraph do not
@@ -22,7 +24,7 @@ type sequence struct {
 	gone atomic.Bool // the consumer has left and is about to say so
 
 	tokens  []int32 // prompt and answer
-	cached  int     // how many of tokens are in the KV; always less than len(tokens)
+	cached  int     // how many of tokens are in the KV; the newest one never is before the next decode
 	slot    int     // sequence id in the context, -1 while it waits
 	ended   bool    // out is closed; the loop has forgotten the sequence
 	sampler *sampling.Sampler

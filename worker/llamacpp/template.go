@@ -8,14 +8,17 @@ import (
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
-// chatML is the template of models that bring none; llama-server does the same.
+// chatML is the template of models that bring none, base models mostly; llama-server
+// does the same. Such a model may not know how to end a turn: clients should give
+// a stop string, <|im_end|> for example.
 const chatML = `{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}`
 
-// template renders chat messages to the model's prompt text. It is safe for
-// concurrent use.
+// template renders chat messages to the model's prompt text. The Jinja template
+// travels with the model; llama.cpp's own function only recognizes some of them and
+// renders those by built-in code. It is safe for concurrent use.
 type template struct {
 	t        *jinja.Template
 	bos, eos string

@@ -21,7 +21,7 @@ func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
 		return nil, fmt.Errorf("tokenize: prompt %d of %d", prompt, len(prompts))
 	}
 	ids := prompts[prompt].IDs
-	if ids == nil {
+	if ids == nil { // text
 		return e.tokenize("prompt", prompts[prompt].Text, e.voc.addBOS)
 	}
 	if err := e.check(ids); err != nil {
@@ -30,7 +30,8 @@ func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
 	return ids, nil
 }
 
-// tokenizeChat renders the messages and tokenizes the text.
+// tokenizeChat renders the messages and tokenizes the text. What a template refuses
+// is the client's to mend: models differ in the roles they know and their order.
 func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 	messages, merr := req.DecodeMessages()
 	if merr != nil {

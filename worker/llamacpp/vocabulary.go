@@ -26,7 +26,8 @@ func (v *vocabulary) size() int { return len(v.start) - 1 }
 // has reports whether id is a token.
 func (v *vocabulary) has(id int32) bool { return id >= 0 && int(id) < v.size() }
 
-// bytes is the text of a token, empty for control tokens. It must not be changed.
+// bytes is the text of a token. Control tokens have none: they belong to the model,
+// not to the answer. It must not be changed.
 func (v *vocabulary) bytes(id int32) []byte {
 	if !v.has(id) {
 		return nil

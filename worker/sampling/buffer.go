@@ -92,7 +92,7 @@ func (b *Buffer) draw(u float64) int32 {
 }
 
 // nth partitions s so that s[k] is what it would be if s were sorted, with
-// everything ordered before it on its left.
+// everything ordered before it on its left: quickselect, linear on average.
 func nth(s []candidate, k int) {
 	lo, hi := 0, len(s)
 	for hi-lo > 1 {
@@ -109,14 +109,15 @@ func nth(s []candidate, k int) {
 }
 
 // nucleus returns the candidate at which the weights, summed in order, first
-// reach p of their total. It permutes s.
+// reach p of their total. It is quickselect by weight instead of count: the side
+// that does not hold the answer is only summed, never sorted. It permutes s.
 func nucleus(s []candidate, p float64) candidate {
 	want := 0.0
 	for i := range s {
 		want += s[i].weight
 	}
 	want *= p
-	lo, hi := 0, len(s)
+	lo, hi := 0, len(s) // the answer is in s[lo:hi], want is what must be reached there
 	for hi-lo > 1 {
 		at := partition(s[lo:hi]) + lo
 		left := 0.0

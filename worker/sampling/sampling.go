@@ -37,10 +37,11 @@ type Pick struct {
 	Top     []Alternative // most probable first; only when asked for; owned by the caller
 }
 
-// Sampler chooses the tokens of one choice of one request. It is not safe for
+// Sampler chooses the tokens of one choice of one request. Its state is what it has
+// chosen, nothing else: New and Observe rebuild it anywhere. It is not safe for
 // concurrent use.
 type Sampler struct {
-	p      worker.Params
+	p      worker.Params // MaxTokens, IgnoreEOS and Sim mean nothing here
 	counts map[int32]int // how often each token was generated; nil without penalties
 	offset uint64        // tokens generated so far
 }
@@ -122,6 +123,7 @@ func (s *Sampler) adjust(logits []float32) map[int32]float32 {
 
 // draw samples at a temperature above 0. best is the index of the largest logit.
 func (s *Sampler) draw(logits []float32, best int32, buf *Buffer) int32 {
+	// min_p is a bound on the logits too: w >= p means logit >= largest + T·ln p.
 	width := s.p.Temperature * cutoff
 	if s.p.MinP > 0 {
 		width = min(width, -s.p.Temperature*math.Log(s.p.MinP))
@@ -146,7 +148,8 @@ func argmax(logits []float32) int32 {
 	return int32(at)
 }
 
-// logSumExp returns the log of the sum of all exponentials.
+// logSumExp returns the log of the sum of all exponentials, those far below the
+// largest left out.
 func logSumExp(logits []float32) float64 {
 	best := argmax(logits)
 	if best < 0 {
@@ -163,7 +166,8 @@ func logSumExp(logits []float32) float64 {
 	return m + math.Log(sum)
 }
 
-// top returns the n largest logits as log-probabilities, ties by id.
+// top returns the n largest logits as log-probabilities, ties by id. n is at most
+// a few tens: nearly every logit fails one comparison and is done.
 func top(logits []float32, n int, total float64) []Alternative {
 	n = min(n, len(logits))
 	if n <= 0 {
