@@ -111,6 +111,10 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 // The error is registry.ErrStale when a later start of the worker is known.
 func (cp *ControlPlane) Register(reg fleet.Registration) error {
 	now := time.Now()
+	if a, err := netip.ParseAddrPort(reg.Address); err == nil {
+		// The gateway names endpoints by this text; Envoy knows only one form of it.
+		reg.Address = netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()
+	}
 	changed, err := cp.registry.Register(reg, now)
 	if err != nil {
 		return err

@@ -168,22 +168,29 @@ type fakeWorker struct {
 
 func startWorker(t testing.TB, id string) *fakeWorker {
 	t.Helper()
+	w := &fakeWorker{moved: make(chan struct{})}
+	w.load(0.5)
+	w.serveAs(t, id, w)
+	return w
+}
+
+// serveAs starts a worker whose load reports come from somewhere.
+func (w *fakeWorker) serveAs(t testing.TB, id string, reports orcaservice.OpenRcaServiceServer) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &fakeWorker{moved: make(chan struct{}), reg: fleet.Registration{
+	w.reg = fleet.Registration{
 		ID: id, Address: ln.Addr().String(), Pool: "main", Zone: "a", Model: "sim", Engine: "sim",
 		Incarnation: uint64(time.Now().UnixNano()),
-	}}
-	w.load(0.5)
-	w.serve(t, ln)
-	return w
+	}
+	w.serve(t, ln, reports)
 }
 
-func (w *fakeWorker) serve(t testing.TB, ln net.Listener) {
+func (w *fakeWorker) serve(t testing.TB, ln net.Listener, reports orcaservice.OpenRcaServiceServer) {
 	g := grpc.NewServer()
-	orcaservice.RegisterOpenRcaServiceServer(g, w)
+	orcaservice.RegisterOpenRcaServiceServer(g, reports)
 	w.srv = &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.Header.Get("content-type"), "application/grpc") {
 			g.ServeHTTP(rw, r)

@@ -78,6 +78,13 @@ func TestRegistrationValidate(t *testing.T) {
 	if err := valid().Validate(); err != nil {
 		t.Error(err)
 	}
+	for _, addr := range []string{"host:1", "127.0.0.1:0", "[fe80::1%eth0]:1", "0.0.0.0:1", "[::]:1", "224.0.0.1:1", "127.0.0.1", ""} {
+		r := valid()
+		r.Address = addr
+		if err := r.Validate(); err == nil {
+			t.Errorf("address %q was taken", addr)
+		}
+	}
 	for field, edit := range map[string]func(*fleet.Registration){
 		"id":          func(r *fleet.Registration) { r.ID = "" },
 		"id: char":    func(r *fleet.Registration) { r.ID = "a/b" },

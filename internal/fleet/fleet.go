@@ -70,8 +70,10 @@ func (r Registration) Validate() error {
 			return fmt.Errorf("id: character %q is not allowed", c)
 		}
 	}
-	if _, err := netip.ParseAddrPort(r.Address); err != nil {
-		return fmt.Errorf("address %q: want ip:port", r.Address)
+	// Envoy refuses a whole pool for one address it cannot connect to.
+	if a, err := netip.ParseAddrPort(r.Address); err != nil || a.Port() == 0 ||
+		a.Addr().Zone() != "" || a.Addr().IsUnspecified() || a.Addr().IsMulticast() {
+		return fmt.Errorf("address %q: want the ip:port of one host", r.Address)
 	}
 	switch r.State {
 	case "", StateReady, StateLoading, StateDraining:
