@@ -171,7 +171,7 @@ func (d *demo) ask(ctx context.Context, prompt string) (string, error) {
 	}
 	worker := resp.Header.Get(names.Worker)
 	d.say("POST %s/completions, answered by %s:", d.mesh.OpenAI, worker)
-	fmt.Fprintf(d.e.stdout, "  \033[2m%s\033[0m", prompt)
+	fmt.Fprintf(d.e.stdout, "  %s", prompt)
 	return worker, d.print(resp.Body)
 }
 

@@ -31,10 +31,11 @@ type env struct {
 func newRoot(e *env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvmesh",
-		Short: "An inference mesh on Envoy: cache-aware routing, streams that outlive their worker",
-		Example: `  kvmesh doctor                          # can this machine run it?
-  kvmesh fetch                           # get Envoy, llama.cpp and a small model
-  kvmesh version -o json`,
+		Short: "LLM serving behind a stock Envoy that goes on when workers do not",
+		Example: `  kvmesh demo                            # see it at work, with a real model
+  kvmesh up -f examples/quickstart.yaml  # the same, and it stays running
+  kvmesh workers                         # status, weight and load
+  kvmesh doctor                          # can this machine run it?`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -46,17 +47,21 @@ func newRoot(e *env) *cobra.Command {
 	root.SetErr(e.stderr)
 	root.PersistentFlags().StringVar(&e.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&e.logFormat, "log-format", "text", "form of log lines on stderr: text or json")
-	root.AddCommand(
-		doctorCommand(e),
-		fetchCommand(e),
-		purgeCommand(e),
-		upCommand(e), demoCommand(e), initCommand(e),
-		workersCommand(e), streamsCommand(e), inspectCommand(e),
-		controlPlaneCommand(e), gatewayCommand(e), workerCommand(e), reapCommand(e),
-		versionCommand(e),
-	)
+	grouped(root, "A mesh on this machine:", upCommand(e), demoCommand(e), initCommand(e), doctorCommand(e), fetchCommand(e), purgeCommand(e))
+	grouped(root, "Looking at a running mesh:", workersCommand(e), streamsCommand(e), inspectCommand(e))
+	grouped(root, "Each part alone:", controlPlaneCommand(e), gatewayCommand(e), workerCommand(e))
+	root.AddCommand(versionCommand(e), reapCommand(e))
 	markStart(e, root)
 	return root
+}
+
+// grouped adds commands under a heading of the help.
+func grouped(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, c := range commands {
+		c.GroupID = title
+		root.AddCommand(c)
+	}
 }
 
 // markStart makes every command note that its own code was reached, so that run
