@@ -91,14 +91,7 @@ func TestLoaderErrorsNamePackages(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesBeforeLoading(t *testing.T) {
+func TestOpenValidates(t *testing.T) {
 	_, err := Open(context.Background(), Config{})
 	wantWords(t, err, "LibDir", "ModelPath")
-	dir := t.TempDir()
-	model := filepath.Join(dir, "m.gguf")
-	if err := os.WriteFile(model, []byte("GGUF"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	_, err = Open(context.Background(), Config{LibDir: filepath.Join(dir, "lib"), ModelPath: filepath.Join(dir, "no.gguf")})
-	wantWords(t, err, "no.gguf")
 }

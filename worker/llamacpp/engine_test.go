@@ -66,12 +66,13 @@ func TestDepartureAbortsDecode(t *testing.T) {
 func TestDepartureSparesOthers(t *testing.T) {
 	f := newFakeContext(t, 256)
 	var (
-		hold    = make(chan struct{})
+		arrived, entered, hold = make(chan struct{}), make(chan struct{}), make(chan struct{})
+
 		once    sync.Once
 		stopped bool
 	)
-	entered := make(chan struct{})
 	f.onDecode = func(batch []entry, stop func() bool) error {
+		<-arrived                                      // the first may not end before the second is there
 		if batch[0].slot != batch[len(batch)-1].slot { // both are in
 			once.Do(func() {
 				close(entered)
@@ -97,6 +98,10 @@ func TestDepartureSparesOthers(t *testing.T) {
 		_, err := drain(ctx, e, prompt(8, 2), exactly(60))
 		left <- err
 	}()
+	for l := e.Load(); l.Running+l.Waiting < 2; l = e.Load() {
+		runtime.Gosched()
+	}
+	close(arrived)
 	<-entered
 	cancel()
 	close(hold)

@@ -156,6 +156,13 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 	}
 }
 
+func TestOpenWithoutFiles(t *testing.T) {
+	dir := t.TempDir()
+	model := filepath.Join(dir, "m.gguf")
+	_, err := Open(t.Context(), Config{LibDir: dir, ModelPath: model})
+	wantWords(t, err, "m.gguf", "no such file")
+}
+
 func TestOpenBrokenModel(t *testing.T) {
 	cfg := realConfig(t)
 	cfg.ModelPath = filepath.Join(t.TempDir(), "broken.gguf")
