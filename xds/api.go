@@ -27,9 +27,11 @@ const maxRegistration = 64 << 10
 // serveAPI serves the HTTP API until ctx ends.
 func (cp *ControlPlane) serveAPI(ctx context.Context) error {
 	srv := &http.Server{
+		// Every limit is set: a stuck client must not pin a connection for good.
 		Handler: cp.api(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 	}
+	// The context is over by then, so the grace needs one of its own.
 	stop := context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
@@ -46,17 +48,21 @@ func (cp *ControlPlane) serveAPI(ctx context.Context) error {
 // an attacker could point at us.
 func (cp *ControlPlane) api() http.Handler {
 	mux := http.NewServeMux()
+	// For workers.
 	mux.HandleFunc("PUT /v1/workers/{id}", cp.register)
 	mux.HandleFunc("DELETE /v1/workers/{id}", cp.deregister)
+	// For operators and the command line.
 	mux.HandleFunc("GET /v1/workers", cp.listWorkers)
 	mux.HandleFunc("GET /v1/clusters", cp.listClusters)
 	mux.HandleFunc("POST /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, true) })
 	mux.HandleFunc("DELETE /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, false) })
+	// For whoever watches the control plane.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(cp.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		openai.Errorf(http.StatusNotFound, "There is no %s %s.", r.Method, r.URL.Path).Write(w)
 	})
+	// Browsers say where a request comes from; workers and curl say nothing and pass.
 	guard := http.NewCrossOriginProtection()
 	guard.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		openai.Errorf(http.StatusForbidden, "Cross-origin requests are refused.").Write(w)
@@ -69,7 +75,7 @@ func (cp *ControlPlane) api() http.Handler {
 func localHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
+		if err != nil { // no port: the default one
 			host = r.Host
 		}
 		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
@@ -88,10 +94,12 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 		openai.Errorf(http.StatusBadRequest, "The registration is no JSON object: %v", err).Write(w)
 		return
 	}
+	// The path is what an operator sees in logs; the body is what is stored.
 	if id := r.PathValue("id"); reg.ID != id {
 		openai.Invalid("id", "The path names %q and the body %q.", id, reg.ID).Write(w)
 		return
 	}
+	// A worker of a pool that no policy knows would never be sent anything.
 	if !cp.state.hasPool(reg.Pool) {
 		openai.Invalid("pool", "There is no WorkerPool %q.", reg.Pool).Write(w)
 		return
@@ -120,6 +128,7 @@ func (cp *ControlPlane) Register(reg fleet.Registration) error {
 		return err
 	}
 	if !changed {
+		// The usual case, every few seconds per worker: no lock of cp, no push.
 		cp.state.heartbeat(reg.ID, reg.Incarnation, now)
 		return nil
 	}
@@ -175,7 +184,7 @@ func (cp *ControlPlane) listClusters(w http.ResponseWriter, _ *http.Request) {
 
 // writeError answers with the status that belongs to a registry's error.
 func writeError(w http.ResponseWriter, err error) {
-	status := http.StatusInternalServerError
+	status := http.StatusInternalServerError // the disk, for instance
 	switch {
 	case errors.Is(err, registry.ErrStale):
 		status = http.StatusConflict
@@ -200,7 +209,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 func (s *state) views() []fleet.WorkerView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]fleet.WorkerView, 0, len(s.workers))
+	out := make([]fleet.WorkerView, 0, len(s.workers)) // never null in JSON
 	for _, w := range s.workers {
 		m := w.member
 		out = append(out, fleet.WorkerView{
@@ -221,7 +230,7 @@ func (s *state) clusters() []fleet.ClusterView {
 		c := fleet.ClusterView{Name: names.PoolCluster(p.name), Endpoints: []fleet.EndpointView{}}
 		s.mu.Lock()
 		for _, w := range p.workers {
-			if w.member.Address == "" {
+			if w.member.Address == "" { // a server whose name did not resolve yet
 				continue
 			}
 			c.Endpoints = append(c.Endpoints, fleet.EndpointView{

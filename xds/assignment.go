@@ -32,6 +32,8 @@ func (cp *ControlPlane) sync() {
 	defer cp.mu.Unlock()
 	keep := map[string]bool{}
 	for _, m := range cp.registry.Members() {
+		// The pool may have gone with a reload; the worker stays registered, in
+		// case it comes back.
 		if !cp.state.hasPool(m.Pool) {
 			continue
 		}
@@ -41,6 +43,7 @@ func (cp *ControlPlane) sync() {
 			cp.watchLocked(m.ID, c.run)
 		}
 	}
+	// Then those the policy lists.
 	servers, err := registry.Servers(cp.policy)
 	if err != nil { // New and Reload checked it
 		cp.log.Error("static servers", "err", err)
@@ -49,6 +52,7 @@ func (cp *ControlPlane) sync() {
 		keep[s.ID] = true
 		cp.syncServerLocked(s)
 	}
+	// Whoever was not named is gone, and nobody needs to watch it.
 	for _, id := range cp.state.retain(keep) {
 		if w := cp.watchers[id]; w != nil {
 			w.cancel()
@@ -59,6 +63,7 @@ func (cp *ControlPlane) sync() {
 
 // syncServerLocked makes sure that a static server is known and probed.
 func (cp *ControlPlane) syncServerLocked(s registry.Server) {
+	// It has no incarnations: what is behind the address is always the same to us.
 	m := registry.Member{Registration: fleet.Registration{
 		ID: s.ID, Pool: s.Pool, Zone: s.Zone, Engine: policy.EngineOpenAI, Incarnation: 1,
 	}, Drained: cp.registry.Drained(s.ID)}
@@ -67,7 +72,7 @@ func (cp *ControlPlane) syncServerLocked(s registry.Server) {
 	}
 	cp.state.put(m, origin{static: true, hostname: s.Hostname(), tls: s.TLS})
 	if cp.watchers[s.ID] != nil {
-		return
+		return // one prober serves for the server's whole life
 	}
 	prober, err := registry.NewProber(s, cp.config.Envoy.TrustedCA)
 	if err != nil {
@@ -85,7 +90,7 @@ func (cp *ControlPlane) watchLocked(id string, f func(context.Context)) {
 	if old := cp.watchers[id]; old != nil {
 		old.cancel()
 	}
-	if cp.run == nil {
+	if cp.run == nil { // not running yet: Run syncs again
 		return
 	}
 	ctx, cancel := context.WithCancel(cp.run)
@@ -102,7 +107,7 @@ func (cp *ControlPlane) watchLocked(id string, f func(context.Context)) {
 func (cp *ControlPlane) startPools() {
 	cp.mu.Lock()
 	defer cp.mu.Unlock()
-	now := map[string]bool{}
+	now := map[string]bool{} // pools of the present policy
 	for _, p := range cp.state.all() {
 		now[p.name] = true
 		if cp.pools[p.name] == nil {
@@ -139,6 +144,7 @@ func (cp *ControlPlane) runPool(ctx context.Context, p *pool) {
 			urgent = p.urgent // what came in the meantime is waiting there
 		case <-tick.C:
 			n := cp.publish(p, true)
+			// A large pool has more to say and is told less often.
 			tick.Reset(max(loadEvery, 2*time.Duration(n)*perWorker))
 		}
 	}
@@ -150,6 +156,7 @@ func (cp *ControlPlane) publish(p *pool, loads bool) int {
 	p.order.Lock()
 	defer p.order.Unlock()
 	d := cp.state.decide(p, time.Now(), loads)
+	// Envoy first: it is what requests depend on.
 	if d.changed {
 		cp.server.setEndpoints(p.name, d.endpoints)
 	}

@@ -40,7 +40,7 @@ type collector struct {
 	state       *state
 	metrics     *metrics
 	id, address string
-	incarnation uint64
+	incarnation uint64 // whose reports these are; state drops others'
 	// refused says that the last connection was turned down: nothing listens.
 	refused atomic.Bool
 }
@@ -62,18 +62,21 @@ func (c *collector) run(ctx context.Context) {
 		return
 	}
 	defer conn.Close()
-	pause := time.Duration(0)
+	pause := time.Duration(0) // before the next try
 	for {
 		heard, err := c.follow(ctx, conn)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case status.Code(err) == codes.Unimplemented:
+			// Another engine's server, or an old worker. It may be updated one day.
 			c.unsupported()
 			pause = unsupportedPause
 		case heard:
 			pause = 0 // a stream that worked is reopened at once
 		default:
+			// Only a refusal is certain. A connection that fails otherwise may be the
+			// network's fault, and silence will tell.
 			if c.refused.Load() {
 				c.broken("connection refused")
 			}
@@ -84,7 +87,7 @@ func (c *collector) run(ctx context.Context) {
 			return
 		case <-time.After(pause):
 		}
-		conn.ResetConnectBackoff()
+		conn.ResetConnectBackoff() // gRPC's own pause comes on top otherwise
 	}
 }
 
@@ -97,7 +100,7 @@ func (c *collector) dial(ctx context.Context, addr string) (net.Conn, error) {
 
 // follow reads one stream until it breaks.
 func (c *collector) follow(ctx context.Context, conn *grpc.ClientConn) (heard bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx) // ends the stream however this returns
 	defer cancel()
 	stream, err := orcaservice.NewOpenRcaServiceClient(conn).StreamCoreMetrics(ctx, &orcaservice.OrcaLoadReportRequest{
 		ReportInterval: durationpb.New(reportInterval),
@@ -118,6 +121,7 @@ func (c *collector) follow(ctx context.Context, conn *grpc.ClientConn) (heard bo
 // report takes one load report in.
 func (c *collector) report(r *orcav3.OrcaLoadReport) {
 	c.metrics.reports.Inc()
+	// The time is that of arrival: workers' clocks are their own.
 	now := time.Now()
 	m := r.GetNamedMetrics()
 	if started := m[fleet.MetricIncarn]; started > 0 && math.Abs(started-float64(c.incarnation/1e9)) > 1.5 {
@@ -127,6 +131,7 @@ func (c *collector) report(r *orcav3.OrcaLoadReport) {
 		return
 	}
 	c.state.update(c.id, c.incarnation, now, func(w *worker) {
+		// A report is proof of life, whatever was thought before.
 		w.in.Failed, w.in.Heartbeat, w.in.Heard = "", false, now
 		w.in.Report = health.Report{
 			At: now, Utilization: r.GetApplicationUtilization(), RPS: r.GetRpsFractional(), EPS: r.GetEps(),

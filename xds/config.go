@@ -73,10 +73,12 @@ type ControlPlane struct {
 
 	mu       sync.Mutex
 	policy   *policy.Set
-	watchers map[string]*watcher // by worker id
-	pools    map[string]context.CancelFunc
-	run      context.Context // of the loops, nil before Run
-	loops    sync.WaitGroup
+	watchers map[string]*watcher           // by worker id
+	pools    map[string]context.CancelFunc // running loops by pool
+	run      context.Context               // of the loops, nil before Run
+
+	// loops counts watchers and pools' loops; Run ends after them.
+	loops sync.WaitGroup
 }
 
 // New loads the state of StateDir and checks the configuration, without
@@ -89,6 +91,7 @@ func New(c Config) (*ControlPlane, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
+	// What Envoy would refuse must not come to serving.
 	resources, err := envoy.Build(c.Envoy)
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
@@ -123,6 +126,7 @@ func (cp *ControlPlane) Run(ctx context.Context) error {
 	cp.mu.Lock()
 	cp.run = ctx
 	cp.mu.Unlock()
+	// Workers may register while the known ones are given their time.
 	group.Go(func() error { return cp.serveAPI(ctx) })
 	cp.sync()
 	cp.settle(ctx)
@@ -132,12 +136,12 @@ func (cp *ControlPlane) Run(ctx context.Context) error {
 	group.Go(func() error { return cp.server.serve(ctx, cp.config.ListenXDS) })
 	group.Go(func() error { return cp.server.keepSnapshot(ctx, SnapshotPath(cp.config.StateDir)) })
 	err := group.Wait()
-	cp.loops.Wait()
+	cp.loops.Wait() // collectors and pools end with the same context
 	if ferr := cp.registry.Flush(time.Now()); ferr != nil {
 		cp.log.Error("registry not stored", "err", ferr)
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, http.ErrServerClosed) {
-		return nil
+		return nil // as asked
 	}
 	return err
 }
@@ -170,6 +174,7 @@ func (cp *ControlPlane) housekeep(ctx context.Context) error {
 		case <-tick.C:
 		}
 		now := time.Now()
+		// A worker whose registrations do not get through, but whose reports do, lives.
 		gone := cp.registry.Expire(now, fleet.TTL, func(id string) bool { return cp.state.alive(id, now) })
 		if len(gone) > 0 {
 			cp.log.Warn("workers fell silent and are removed", "workers", gone)
@@ -197,6 +202,7 @@ func (cp *ControlPlane) Reload(set *policy.Set) error {
 	for _, s := range servers {
 		static = append(static, s.ID)
 	}
+	// From here on nothing can fail that the old policy could not.
 	cp.registry.SetStatic(static)
 	cp.mu.Lock()
 	cp.policy = set

@@ -9,10 +9,10 @@ import (
 // metrics are the control plane's own, in a registry of their own.
 type metrics struct {
 	registry *prometheus.Registry
-	reports  prometheus.Counter
-	pushes   *prometheus.CounterVec
-	nacks    *prometheus.CounterVec
-	streams  prometheus.Gauge
+	reports  prometheus.Counter     // taken in, from all workers
+	pushes   *prometheus.CounterVec // by "endpoints" or "fleet"
+	nacks    *prometheus.CounterVec // by resource type
+	streams  prometheus.Gauge       // of Envoys and gateways
 }
 
 // newMetrics makes and registers all but what needs a state.
@@ -53,6 +53,7 @@ func (c workerCount) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc() }
 // Collect implements prometheus.Collector.
 func (c workerCount) Collect(ch chan<- prometheus.Metric) {
 	type key struct{ pool, status string }
+	// Every pair is shown, zeros too, so that a rate over a status never has gaps.
 	counts := map[key]int{}
 	for _, p := range c.state.all() {
 		for s := health.Unknown; s <= health.Degraded; s++ {

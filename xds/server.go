@@ -107,6 +107,7 @@ func (s *server) expect(clusters []*clusterv3.Cluster) {
 			continue
 		}
 		services[pool] = []string{name}
+		// After a change: new and old. Without one: whatever there was.
 		if old := s.services[pool]; len(old) > 0 && old[0] != name {
 			services[pool] = append(services[pool], old[0])
 		} else {
@@ -130,6 +131,7 @@ func (s *server) expect(clusters []*clusterv3.Cluster) {
 
 // configure replaces listeners, routes and clusters.
 func (s *server) configure(r envoy.Resources) error {
+	// Endpoints are not part of it: they change a thousand times as often.
 	byType := map[resource.Type][]types.Resource{
 		resource.ListenerType: resources(r.Listeners),
 		resource.RouteType:    resources(r.Routes),
@@ -148,6 +150,7 @@ func (s *server) configure(r envoy.Resources) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// What is no longer configured must not come back out of the snapshot.
 	for typeURL, rs := range byType {
 		s.dropLocked(func(key string) bool { return strings.HasPrefix(key, typeURL+"\n") })
 		for _, res := range rs {
@@ -170,6 +173,7 @@ func resources[M types.Resource](ms []M) []types.Resource {
 // contentVersion is a hash over everything, in a fixed order.
 func contentVersion(byType map[resource.Type][]types.Resource) (string, error) {
 	h := fnv.New64a()
+	// Not a range over the map: its order changes from run to run.
 	for _, typeURL := range []string{resource.ListenerType, resource.RouteType, resource.ClusterType} {
 		for _, r := range byType[typeURL] {
 			raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
@@ -188,6 +192,7 @@ func (s *server) setEndpoints(pool string, eps []envoy.Endpoint) {
 	defer s.mu.Unlock()
 	update := map[string]types.Resource{}
 	for _, service := range s.services[pool] {
+		// One bad endpoint would have Envoy refuse all of them.
 		cla := envoy.Endpoints(service, eps)
 		if err := cla.ValidateAll(); err != nil {
 			s.log.Error("endpoints not published", "pool", pool, "err", err)
@@ -256,6 +261,7 @@ func serveADS(ctx context.Context, ln net.Listener, c cache.Cache, cb serverv3.C
 	grpc_health_v1.RegisterHealthServer(g, health.NewServer())
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
+	// Serve closes the listener, and returns nil or an error after Stop.
 	if err := g.Serve(ln); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("serve xDS: %w", err)
 	}
@@ -271,6 +277,7 @@ func (s *server) callbacks() serverv3.Callbacks {
 		},
 		DeltaStreamClosedFunc: func(int64, *corev3.Node) { s.metrics.streams.Dec() },
 		StreamDeltaRequestFunc: func(_ int64, r *discoveryv3.DeltaDiscoveryRequest) error {
+			// Envoy goes on with what it had. The message says which resource and why.
 			if e := r.GetErrorDetail(); e != nil {
 				s.metrics.nacks.WithLabelValues(shortType(r.GetTypeUrl())).Inc()
 				s.log.Error("configuration refused", "by", r.GetNode().GetId(), "type", shortType(r.GetTypeUrl()), "err", e.GetMessage())

@@ -59,6 +59,7 @@ func (s *server) keepSnapshot(ctx context.Context, path string) error {
 // writeSnapshot stores the resources as one response of the protocol that serves
 // them, sorted by type and name.
 func (s *server) writeSnapshot(path string) error {
+	// Messages are never changed once stored, so they can be packed without the lock.
 	s.mu.Lock()
 	all := maps.Clone(s.stored)
 	s.mu.Unlock()
@@ -139,6 +140,7 @@ func (s *snapshotServer) load() error {
 
 // fill puts a stored response into the caches.
 func (s *snapshotServer) fill(raw []byte) error {
+	// Everything is read before anything is served: no half of a snapshot.
 	var stored discoveryv3.DeltaDiscoveryResponse
 	if err := proto.Unmarshal(raw, &stored); err != nil {
 		return fmt.Errorf("read snapshot: %w", err)
@@ -156,6 +158,7 @@ func (s *snapshotServer) fill(raw []byte) error {
 			byType[t] = append(byType[t], m)
 		}
 	}
+	// An empty file reads as an empty message without error.
 	if len(byType[resource.ListenerType]) == 0 || len(byType[resource.ClusterType]) == 0 {
 		return errors.New("read snapshot: it has no listeners or no clusters")
 	}
@@ -163,6 +166,7 @@ func (s *snapshotServer) fill(raw []byte) error {
 	if err != nil {
 		return fmt.Errorf("read snapshot: %w", err)
 	}
+	// Endpoints first, so that no cluster waits for them.
 	s.server.endpoints.SetResources(endpoints)
 	return s.server.rest.SetSnapshot(context.Background(), allNodes, snapshot)
 }

@@ -19,10 +19,10 @@ const yieldEvery = 250 * time.Millisecond
 // not answer.
 type standIn struct {
 	net.Listener
-	primary string
+	primary string // address of the control plane
 
 	mu    sync.Mutex
-	conns map[net.Conn]bool
+	conns map[net.Conn]bool // open ones
 }
 
 // Accept implements net.Listener.
@@ -48,9 +48,11 @@ func (l *standIn) yield(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		// Nobody is asked while nobody is here.
 		if l.open() == 0 || !answers(ctx, l.primary) {
 			continue
 		}
+		// Closing takes the lock, so the map is exchanged first.
 		l.mu.Lock()
 		conns := l.conns
 		l.conns = map[net.Conn]bool{}
@@ -89,7 +91,7 @@ func answers(ctx context.Context, addr string) bool {
 // trackedConn tells its listener when it is closed.
 type trackedConn struct {
 	net.Conn
-	owner *standIn
+	owner *standIn // whose conns it is in
 }
 
 // Close implements net.Conn.

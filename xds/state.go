@@ -71,6 +71,7 @@ func (s *state) setPools(set *policy.Set) {
 	defer s.mu.Unlock()
 	keep := map[string]bool{}
 	for i := range set.Pools {
+		// A pool that stays keeps its members, its loop and its channel.
 		w := &set.Pools[i]
 		keep[w.Name] = true
 		p := s.pools[w.Name]
@@ -143,7 +144,7 @@ func (s *state) put(m registry.Member, o origin) (fresh bool) {
 		s.removeLocked(m.ID)
 		w = nil
 	}
-	if p == nil {
+	if p == nil { // the policy changed since the caller looked
 		return false
 	}
 	if w == nil {
@@ -158,7 +159,7 @@ func (s *state) put(m registry.Member, o origin) (fresh bool) {
 	w.member, w.dirty, p.stale = m, true, true
 	w.in.Draining = m.Drained || m.State == fleet.StateDraining
 	w.in.Loading = m.State == fleet.StateLoading
-	w.in.Since = m.ReadySince
+	w.in.Since = m.ReadySince // survives our own restart, unlike the first report
 	if m.Heard.After(w.in.Heard) {
 		w.in.Heard = m.Heard
 	}
@@ -220,10 +221,12 @@ func (s *state) update(id string, incarnation uint64, now time.Time, change func
 	defer s.mu.Unlock()
 	w := s.workers[id]
 	if w == nil || w.member.Incarnation != incarnation {
-		return
+		return // a report that was on its way when the worker was replaced
 	}
 	change(w)
 	w.dirty = true
+	// Against the verdict that was published last, so small steps in one direction
+	// add up to a change.
 	v := health.Assess(now, w.config(), w.in, w.raw)
 	if v.Status != w.raw.Status || v.Weight != w.raw.Weight || v.Reason != w.raw.Reason {
 		w.pool.wake()
@@ -253,6 +256,7 @@ func (s *state) settled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
+		// A worker that drains or loads takes no traffic whatever it reports.
 		heard := !w.in.Report.At.IsZero() || w.in.Heartbeat && !w.in.Heard.IsZero() || w.in.Failed != ""
 		if !heard && !w.in.Draining && !w.in.Loading {
 			return false
@@ -279,6 +283,7 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 	slices.SortFunc(ws, func(a, b *worker) int { // as health.Pool wants it
 		return cmp.Or(b.lastSign().Compare(a.lastSign()), cmp.Compare(a.id, b.id))
 	})
+	// First each alone, then all in view of each other.
 	verdicts := make([]health.Verdict, len(ws))
 	for i, w := range ws {
 		w.raw = health.Assess(now, w.config(), w.in, w.raw)
@@ -293,6 +298,7 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 	}
 	p.stale, p.removed = false, nil
 	for i, w := range ws {
+		// Envoy hears of status and weight, gateways also of reasons and load.
 		moved := w.shown.Status != verdicts[i].Status || w.shown.Weight != verdicts[i].Weight
 		d.changed = d.changed || moved
 		told := w.shown.Reason != verdicts[i].Reason
