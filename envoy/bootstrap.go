@@ -68,6 +68,7 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	services := []*corev3.GrpcService{envoyGRPC(names.ClusterXDS)}
 	clusters := []*clusterv3.Cluster{xdsCluster(names.ClusterXDS, c.XDS)}
 	runtime := map[string]*structpb.Value{}
+	// Envoy 1.40 knows a second source of configuration, but not by default.
 	if c.Snapshot != "" {
 		services = append(services, envoyGRPC(clusterSnapshot))
 		clusters = append(clusters, xdsCluster(clusterSnapshot, c.Snapshot))
@@ -80,6 +81,7 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		},
 		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{
 			AdsConfig: &corev3.ApiConfigSource{
+				// Delta: one changed endpoint is one resource on the wire.
 				ApiType:                   corev3.ApiConfigSource_DELTA_GRPC,
 				TransportApiVersion:       corev3.ApiVersion_V3,
 				SetNodeOnFirstMessageOnly: true,
@@ -91,6 +93,7 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: clusters},
 		LayeredRuntime: &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{
 			{Name: "kvmesh", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: &structpb.Struct{Fields: runtime}}},
+			// Lets operators change runtime values by the admin interface.
 			{Name: "admin", LayerSpecifier: &bootstrapv3.RuntimeLayer_AdminLayer_{AdminLayer: &bootstrapv3.RuntimeLayer_AdminLayer{}}},
 		}},
 		OverloadManager: connectionLimit(c.MaxConnections),

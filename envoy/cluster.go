@@ -73,6 +73,7 @@ func poolCluster(c Config, p *policy.WorkerPool) *clusterv3.Cluster {
 	} else {
 		cl.TypedExtensionProtocolOptions = packedOptions(ownHTTP())
 	}
+	// Endpoints choose TLS by their metadata, so a pool may have servers of both kinds.
 	for _, s := range p.Static {
 		if isHTTPS(s.URL) {
 			cl.TransportSocketMatches = []*clusterv3.Cluster_TransportSocketMatch{tlsSocket(c.TrustedCA)}
@@ -208,6 +209,7 @@ func poolCheck(p *policy.WorkerPool) []*corev3.HealthCheck {
 // metadata, then from the header (the relay's way), and else picks the least
 // loaded by weight.
 func destinationFirst() *clusterv3.LoadBalancingPolicy {
+	// Every level of a policy is a list of which Envoy takes the first it knows.
 	policyOf := func(e *corev3.TypedExtensionConfig) *clusterv3.LoadBalancingPolicy {
 		return &clusterv3.LoadBalancingPolicy{Policies: []*clusterv3.LoadBalancingPolicy_Policy{{TypedExtensionConfig: e}}}
 	}

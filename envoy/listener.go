@@ -66,14 +66,16 @@ func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 		// delayed_close_timeout keeps Envoy's default of 1 s: with less, a client
 		// that is still sending its body when it is refused gets a reset instead
 		// of the 413.
-		MaxRequestHeadersKb: u32(maxHeadersKiB),
+		MaxRequestHeadersKb: u32(maxHeadersKiB), // answered 431
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
 			MaxHeadersCount: u32(maxHeaders),
 		},
-		HttpProtocolOptions:          &corev3.Http1ProtocolOptions{EnableTrailers: true},
-		Http2ProtocolOptions:         &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(1000)},
-		UseRemoteAddress:             wrapperspb.Bool(true),
-		NormalizePath:                wrapperspb.Bool(true),
+		HttpProtocolOptions:  &corev3.Http1ProtocolOptions{EnableTrailers: true},
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(1000)},
+		// The connection's address is the client's, not what a header claims.
+		UseRemoteAddress: wrapperspb.Bool(true),
+		NormalizePath:    wrapperspb.Bool(true),
+		// OpenAI's clients show the id of the answer, and may send one.
 		PreserveExternalRequestId:    true,
 		AlwaysSetRequestIdInResponse: true,
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{
@@ -146,10 +148,11 @@ func egressListener(c Config) *listenerv3.Listener {
 		StreamIdleTimeout:     seconds(0),
 		RequestTimeout:        seconds(0),
 		RequestHeadersTimeout: seconds(0),
-		DelayedCloseTimeout:   seconds(100 * time.Millisecond),
-		Http2ProtocolOptions:  &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(maxStreams)},
-		GenerateRequestId:     wrapperspb.Bool(false), // the edge made one already
-		HttpFilters:           []*hcmv3.HttpFilter{routerFilter()},
+		// The relay reads all the time; it should see a closed connection at once.
+		DelayedCloseTimeout:  seconds(100 * time.Millisecond),
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(maxStreams)},
+		GenerateRequestId:    wrapperspb.Bool(false), // the edge made one already
+		HttpFilters:          []*hcmv3.HttpFilter{routerFilter()},
 	}
 	return &listenerv3.Listener{
 		Name:    names.ListenerEgress,

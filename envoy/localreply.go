@@ -41,6 +41,7 @@ func localReplies() *hcmv3.LocalReplyConfig {
 	} {
 		out.Mappers = append(out.Mappers, mapper(e, accesslogv3.ComparisonFilter_EQ, uint32(e.Status)))
 	}
+	// Whatever else Envoy may think of, now or in a later version.
 	rest := openai.Errorf(http.StatusBadRequest, "The request was refused.")
 	out.Mappers = append(out.Mappers, mapper(rest, accesslogv3.ComparisonFilter_GE, http.StatusBadRequest))
 	return out
@@ -54,7 +55,7 @@ func mapper(e *openai.Error, op accesslogv3.ComparisonFilter_Op, status uint32) 
 		Filter: and(statusFilter(op, status), ownReply()),
 		BodyFormatOverride: &corev3.SubstitutionFormatString{
 			Format: &corev3.SubstitutionFormatString_TextFormatSource{TextFormatSource: inline(
-				strings.ReplaceAll(string(e.Body()), "%", "%%"),
+				strings.ReplaceAll(string(e.Body()), "%", "%%"), // % begins a command
 			)},
 			ContentType: "application/json",
 		},

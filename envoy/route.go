@@ -49,6 +49,7 @@ func Routes(c Config) []*routev3.RouteConfiguration {
 // by the filter at the edge, for the time without gateway), and the default pool.
 func edgeRoutes(c Config) []*routev3.Route {
 	routes := []*routev3.Route{healthz(), relayRoute(c)}
+	// A pool that the gateway chose for a ModelRoute keeps that route's time-outs.
 	for _, r := range c.Policy.Routes {
 		for i, t := range r.Tiers {
 			if firstTier(r, t.Pool) == i {
@@ -57,9 +58,11 @@ func edgeRoutes(c Config) []*routev3.Route {
 			}
 		}
 	}
+	// Other requests the gateway sent to a pool: paths that it does not parse.
 	for _, p := range c.Policy.Pools {
 		routes = append(routes, poolRoute(c, "pool/"+p.Name, p.Name, nil, is(names.Pool, p.Name)))
 	}
+	// Without the gateway there is no tier to fall back to: the first one serves.
 	for _, r := range c.Policy.Routes {
 		for _, m := range r.Models {
 			if m != "*" && len(r.Tiers) > 0 {
@@ -137,7 +140,7 @@ func poolRoute(c Config, name, pool string, r *policy.ModelRoute, when ...*route
 		Match:                   match(when...),
 		RequestBodyBufferLimit:  wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
 		ResponseHeadersToAdd:    []*corev3.HeaderValueOption{header(names.Worker, workerOfEndpoint)},
-		ResponseHeadersToRemove: []string{"endpoint-load-metrics"},
+		ResponseHeadersToRemove: []string{"endpoint-load-metrics"}, // the mesh's own business
 		Action:                  &routev3.Route_Route{Route: action},
 	}
 }
@@ -149,9 +152,12 @@ func retryPolicy(n int) *routev3.RetryPolicy {
 		return nil
 	}
 	return &routev3.RetryPolicy{
+		// Not "reset" and not "5xx": the worker may have generated half an answer,
+		// and a second one would do the work again.
 		RetryOn:              "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
 		RetriableStatusCodes: []uint32{503},
 		NumRetries:           u32(uint32(n)),
+		// Elsewhere, not at the host that just failed.
 		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
 			Name: "envoy.retry_host_predicates.previous_hosts",
 			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
@@ -159,6 +165,7 @@ func retryPolicy(n int) *routev3.RetryPolicy {
 			},
 		}},
 		HostSelectionRetryMaxAttempts: 3,
+		// The default of 25 ms and more is for one server that needs a rest.
 		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
 			BaseInterval: seconds(2 * time.Millisecond), MaxInterval: seconds(20 * time.Millisecond),
 		},
@@ -180,6 +187,8 @@ func egressRoutes(c Config) []*routev3.Route {
 		routes = append(routes, &routev3.Route{
 			Name:  "pool/" + p.Name,
 			Match: match(is(names.Pool, p.Name)),
+			// Over what the worker says of itself: foreign servers say nothing, and the
+			// relay must know whom Envoy really asked.
 			ResponseHeadersToAdd: []*corev3.HeaderValueOption{
 				header(names.Worker, workerOfEndpoint), header(names.Upstream, realUpstream),
 			},

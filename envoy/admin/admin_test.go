@@ -106,3 +106,45 @@ func TestErrors(t *testing.T) {
 		t.Error("nobody there, and no error")
 	}
 }
+
+// page serves one body for every path.
+func page(t *testing.T, body string) *admin.Client {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(srv.Close)
+	return admin.NewClient(srv.URL)
+}
+
+// Envoy's own observations, and addresses of every kind.
+func TestHosts(t *testing.T) {
+	list, err := page(t, `{"cluster_statuses":[{"name":"c","host_statuses":[
+		{"address":{"socket_address":{"address":"2001:db8::1","port_value":443}},"hostname":"w",
+		 "health_status":{"eds_health_status":"UNHEALTHY","failed_active_health_check":true,"failed_outlier_check":true,"pending_dynamic_removal":true},
+		 "stats":[{"name":"rq_active","value":"3"},{"name":"rq_total","value":"9"},{"name":"rq_error"}],"weight":5},
+		{"address":{"pipe":{"path":"/run/x"}},"health_status":{}},
+		{"address":{"socket_address":{"address":"not an ip","port_value":1}}},
+		{}
+	]},{"name":"empty"}]}`).Clusters(t.Context(), "")
+	if err != nil || len(list) != 2 || len(list[0].Hosts) != 4 || len(list[1].Hosts) != 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	h := list[0].Hosts
+	if h[0].Address != "[2001:db8::1]:443" || h[0].WorkerID != "w" || h[0].Weight != 5 || h[0].ActiveRequests != 3 ||
+		!h[0].FailedActiveHealthCheck || !h[0].FailedOutlierCheck || !h[0].PendingRemoval {
+		t.Errorf("%+v", h[0])
+	}
+	if h[1].Address != "/run/x" || h[2].Address != "not an ip" || h[3].Address != "" {
+		t.Errorf("%+v", h[1:])
+	}
+}
+
+// Histograms and text among the statistics are left out.
+func TestStatsOfOtherKinds(t *testing.T) {
+	got, err := page(t, `{"stats":[{"name":"a","value":7},{"name":"text","value":"x"},{"name":"below","value":-1},
+		{"histograms":{"supported_quantiles":[]}},{"name":"none"},{"value":3}]}`).Stats(t.Context(), "")
+	if err != nil || len(got) != 1 || got["a"] != 7 {
+		t.Errorf("%v, %v", got, err)
+	}
+}

@@ -17,7 +17,7 @@ const maxAnswer = 64 << 20
 
 // Client reads the control plane's HTTP API. It is safe for concurrent use.
 type Client struct {
-	base string
+	base string // without a slash at the end
 	http *http.Client
 }
 
@@ -57,6 +57,7 @@ func (c *Client) Clusters(ctx context.Context) ([]ClusterView, error) {
 // Drain sets or lifts the drain of one worker. When it returns nil the control
 // plane has stored it: it survives the control plane's own death.
 func (c *Client) Drain(ctx context.Context, id string, on bool) error {
+	// The id is one path segment, whatever characters it has.
 	method, what := http.MethodPost, "drain"
 	if !on {
 		method, what = http.MethodDelete, "undrain"
@@ -82,6 +83,7 @@ func (c *Client) call(ctx context.Context, method, path string, out any) error {
 	if err != nil {
 		return fmt.Errorf("read answer: %w", err)
 	}
+	// The API never redirects, so anything but 2xx is an error.
 	if res.StatusCode >= 300 {
 		return apiError(res.StatusCode, raw)
 	}

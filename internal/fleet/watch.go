@@ -62,10 +62,12 @@ func Watch(ctx context.Context, c WatchConfig, apply func([]*fleetpb.Worker)) er
 
 // watcher is the state of one Watch. Only its own goroutine touches it.
 type watcher struct {
-	config   WatchConfig
-	conn     *grpc.ClientConn
-	apply    func([]*fleetpb.Worker)
-	versions map[string]string // by resource name
+	config WatchConfig
+	conn   *grpc.ClientConn
+	apply  func([]*fleetpb.Worker)
+	// What the control plane sent, by resource name. A reconnect tells it the
+	// versions, so it resends only what changed meanwhile.
+	versions map[string]string
 	workers  map[string]*fleetpb.Worker
 	applied  bool // apply was called at least once
 }
@@ -80,6 +82,7 @@ func (w *watcher) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		// A stream that brought something ends the series of failures.
 		if answered {
 			pause, told = 10*time.Millisecond, false
 		}
@@ -99,7 +102,7 @@ func (w *watcher) run(ctx context.Context) error {
 
 // follow keeps one stream until it breaks.
 func (w *watcher) follow(ctx context.Context) (answered bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx) // gives the stream up on every return
 	defer cancel()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(w.conn).DeltaAggregatedResources(ctx)
 	if err != nil {
@@ -121,6 +124,7 @@ func (w *watcher) follow(ctx context.Context) (answered bool, err error) {
 		answered = true
 		ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: m.GetNonce()}
 		changed, err := w.take(m)
+		// An update that cannot be read is refused; what was known stays.
 		if err != nil {
 			w.config.Log.Error("fleet update refused", "err", err)
 			ack.ErrorDetail = status.New(codes.InvalidArgument, err.Error()).Proto()
@@ -153,6 +157,7 @@ func (w *watcher) take(m *discoveryv3.DeltaDiscoveryResponse) (changed bool, err
 	}
 	for i, r := range m.GetResources() {
 		w.versions[r.GetName()] = r.GetVersion()
+		// Only real news is passed on: after a reconnect much is sent again.
 		changed = changed || !proto.Equal(w.workers[r.GetName()], fresh[i])
 		w.workers[r.GetName()] = fresh[i]
 	}

@@ -115,6 +115,7 @@ func Open(c Config, now time.Time) (*Embedded, error) {
 		e.drains = f.Drains
 	}
 	for _, s := range f.Workers {
+		// The file may be older than the policy or the rules.
 		if err := s.Validate(); err != nil || e.static[s.ID] {
 			e.log.Warn("registration in the registry file is invalid, left out", "worker", s.ID, "err", err)
 			continue
@@ -147,10 +148,13 @@ func (e *Embedded) Register(r fleet.Registration, now time.Time) (changed bool, 
 		return false, fmt.Errorf("worker %s: %w: the policy lists a server of this id", r.ID, ErrStale)
 	}
 	old := e.members[r.ID]
+	// A process that lost its place must not take it back, for instance when it
+	// wakes from a long pause.
 	if old != nil && old.Incarnation > r.Incarnation {
 		return false, fmt.Errorf("worker %s: %w", r.ID, ErrStale)
 	}
 	m := &Member{Registration: r, Heard: now}
+	// Readiness is remembered per incarnation, over draining and back.
 	if old != nil && old.Incarnation == r.Incarnation {
 		m.ReadySince = old.ReadySince
 	}
@@ -235,6 +239,7 @@ func (e *Embedded) Deregister(id string, incarnation uint64, now time.Time) erro
 func (e *Embedded) Drain(id string, on bool, now time.Time) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	// A worker that is away but drained can be undrained.
 	at, drained := e.drains[id]
 	if e.members[id] == nil && !drained && !e.static[id] {
 		return fmt.Errorf("worker %q: %w", id, ErrUnknown)
@@ -273,7 +278,7 @@ func (e *Embedded) Members() []Member {
 	defer e.mu.Unlock()
 	out := make([]Member, 0, len(e.members))
 	for id, m := range e.members {
-		c := *m
+		c := *m // the caller's own, though aliases stay shared and are never changed
 		_, c.Drained = e.drains[id]
 		out = append(out, c)
 	}
@@ -305,6 +310,7 @@ func (e *Embedded) saveLocked(now time.Time, write func(string, []byte) error) e
 	maps.DeleteFunc(e.drains, func(id string, at time.Time) bool {
 		return e.members[id] == nil && !e.static[id] && now.Sub(at) > drainKept
 	})
+	// Sorted, so that equal registries give equal files.
 	f := file{Workers: []stored{}, Drains: e.drains}
 	for _, id := range slices.Sorted(maps.Keys(e.members)) {
 		m := e.members[id]

@@ -33,9 +33,9 @@ const (
 // Server is one existing OpenAI-compatible server of a policy.
 type Server struct {
 	ID, Pool, Zone string
-	TLS            bool
+	TLS            bool   // reached over https
 	Host           string // host of its URL, a name or an IP address
-	Port           string
+	Port           string // always given
 	Check          string // path that says whether it is well, "off" for none
 }
 
@@ -83,7 +83,7 @@ type Observation struct {
 // Prober watches one Server.
 type Prober struct {
 	server Server
-	client *http.Client
+	client *http.Client // connects to address, whatever the URL's host
 	dialer net.Dialer
 
 	address  string // of the last resolution
@@ -115,6 +115,7 @@ func NewProber(s Server, trustedCA string) (*Prober, error) {
 	}
 	p.client = &http.Client{
 		Transport: tr, Timeout: probeTimeout,
+		// A redirect would be followed to a server that nobody configured.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return p, nil
@@ -127,7 +128,7 @@ func (p *Prober) Run(ctx context.Context, found func(Observation)) {
 	defer p.client.CloseIdleConnections()
 	for {
 		o := p.Probe(ctx)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil { // an interrupted probe tells nothing about the server
 			return
 		}
 		found(o)
@@ -150,6 +151,7 @@ func (p *Prober) Probe(ctx context.Context) Observation {
 		return Observation{At: time.Now(), Failed: fmt.Sprintf("name lookup: %v", err)}
 	} // else the name server is away: the last address has to do
 	o := Observation{Address: p.address}
+	// A sick server is not asked for more: it has enough to do.
 	if err := p.well(ctx); err != nil {
 		o.At = time.Now()
 		o.Failed, o.Silent = verdict(err)
@@ -166,6 +168,7 @@ func (p *Prober) Probe(ctx context.Context) Observation {
 
 // verdict tells a server that certainly does not work from one that is silent.
 func verdict(err error) (failed string, silent bool) {
+	// Slowness is no failure: a server under load answers its health path late.
 	var status statusError
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -261,6 +264,7 @@ func (p *Prober) get(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	defer res.Body.Close()
+	// Read to the end whatever the status, so that the connection is kept.
 	raw, err := io.ReadAll(io.LimitReader(res.Body, maxPage))
 	if err != nil {
 		return nil, err
@@ -281,7 +285,7 @@ func resolve(ctx context.Context, host, port string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for i := range ips {
+	for i := range ips { // resolvers write IPv4 addresses in IPv6 form
 		ips[i] = ips[i].Unmap()
 	}
 	slices.SortFunc(ips, func(a, b netip.Addr) int {

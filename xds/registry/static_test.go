@@ -1,12 +1,20 @@
 package registry
 
 import (
+	"context"
+	"encoding/pem"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -153,4 +161,110 @@ func FuzzParseLoad(f *testing.F) {
 			t.Errorf("%+v, %v", l, ok)
 		}
 	})
+}
+
+// An https server is checked against the authorities it is given.
+func TestProbeTLS(t *testing.T) {
+	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer srv.Close()
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	block := &pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw}
+	if err := os.WriteFile(ca, pem.EncodeToMemory(block), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{ca: "", "": "certificate"} {
+		p, err := NewProber(Server{TLS: true, Host: u.Hostname(), Port: u.Port(), Check: "/health"}, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := p.Probe(t.Context()); (o.Failed == "") != (want == "") || !strings.Contains(o.Failed, want) {
+			t.Errorf("authorities %q: failed %q, want %q", file, o.Failed, want)
+		}
+	}
+	empty := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewProber(Server{TLS: true}, empty); err == nil {
+		t.Error("an empty file of authorities went unseen")
+	}
+}
+
+// A server that does not answer in time is silent, not broken; one that redirects
+// is not followed.
+func TestProbeSlowAndRedirect(t *testing.T) {
+	var elsewhere atomic.Bool
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/slow":
+			<-r.Context().Done()
+		case "/moved":
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+		case "/elsewhere":
+			elsewhere.Store(true)
+		}
+	}))
+	defer srv.Close()
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := func(check string) Observation {
+		p, err := NewProber(Server{Host: u.Hostname(), Port: u.Port(), Check: check}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		return p.Probe(ctx)
+	}
+	if o := look("/slow"); !o.Silent || o.Failed != "" {
+		t.Errorf("slow: %+v", o)
+	}
+	if o := look("/moved"); o.Failed != "/moved: status 302" || elsewhere.Load() {
+		t.Errorf("moved: %+v, followed %v", o, elsewhere.Load())
+	}
+}
+
+// Run looks at once, and ends with its context without a last, false observation.
+func TestProberRun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer srv.Close()
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewProber(Server{Host: u.Hostname(), Port: u.Port(), Check: "/health"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []Observation
+	p.Run(ctx, func(o Observation) {
+		all = append(all, o)
+		cancel()
+	})
+	if len(all) != 1 || all[0].Failed != "" || all[0].Address != u.Host {
+		t.Errorf("%+v", all)
+	}
+}
+
+// All replicas must take the same of several addresses.
+func TestResolve(t *testing.T) {
+	for host, want := range map[string]string{
+		"127.0.0.1": "127.0.0.1:80", "::1": "[::1]:80", "::ffff:10.0.0.1": "10.0.0.1:80",
+	} {
+		if got, err := resolve(t.Context(), host, "80"); err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", host, got, err, want)
+		}
+	}
+	got, err := resolve(t.Context(), "localhost", "80")
+	if err != nil || got != "127.0.0.1:80" && got != "[::1]:80" {
+		t.Errorf("localhost: %s, %v", got, err)
+	}
 }
