@@ -59,7 +59,7 @@ SIGTERM drains it: no new requests, running ones finish within --drain.`,
 	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
 	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 64 for sim)")
 	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests")
-	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length times max-num-seqs)")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length)")
 	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
 	f.StringVar(&o.llamaLib, "llama-lib", "", "folder of llama.cpp's libraries (default KVMESH_LLAMA_LIB, else the fetched ones)")
 	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
@@ -135,9 +135,6 @@ func (o *workerOptions) findLlama(ctx context.Context, e *env) error {
 func (o workerOptions) openLlama(ctx context.Context, hashes string, progress func(float64)) (worker.Engine, error) {
 	if o.seqs == 0 {
 		o.seqs = 4
-	}
-	if o.kvTokens == 0 {
-		o.kvTokens = o.context * o.seqs
 	}
 	return llamacpp.Open(ctx, llamacpp.Config{
 		LibDir: o.llamaLib, ModelPath: o.weights, Name: o.Model, CacheDir: hashes,
