@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,16 +20,20 @@ import (
 // workerOptions are the flags of `kvmesh worker`.
 type workerOptions struct {
 	worker.Config
-	engine   string
-	context  int
-	seqs     int
-	queue    int
-	kvTokens int
-	threads  int
-	llamaLib string
-	weights  string
-	ttft     time.Duration
-	itl      time.Duration
+	engine          string
+	context         int
+	seqs            int
+	batchTokens     int
+	checkpointEvery int // tokens between two checkpoints
+	queue           int
+	kvTokens        int
+	threads         int
+	llamaLib        string
+	weights         string
+	redisURL        string
+	ttft            time.Duration
+	itl             time.Duration
+	unused          unusedFlags
 }
 
 func workerCommand(e *env) *cobra.Command {
@@ -38,11 +43,21 @@ func workerCommand(e *env) *cobra.Command {
 		Short: "Run one worker: an OpenAI-compatible server over an engine",
 		Long: `Run one worker. It serves the OpenAI API, /health, /ready, /metrics and Envoy's ORCA
 load reports on one port, and registers with a control plane when one is named.
-SIGTERM drains it: no new requests, running ones finish within --drain.`,
+SIGTERM drains it: no new requests, running ones finish within --drain.
+
+WORKER_ID, MODEL_NAME, REDIS_URL, PORT, AVAILABILITY_ZONE, TENSOR_PARALLEL_SIZE,
+GPU_MEMORY_UTILIZATION, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS and CHECKPOINT_INTERVAL
+set what the flags leave open; docs/worker.md says which engine uses which.`,
 		Example: `  kvmesh worker --id w1 --model gemma-3-270m --listen 127.0.0.1:8001
   kvmesh worker --id w2 --engine sim --model sim-1 --control-plane http://127.0.0.1:9000`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runWorker(c.Context(), e, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := applyWorkerEnv(e.getenv, c.Flags()); err != nil {
+				return err
+			}
+			logUnused(e.log, c.Flags(), o.engine)
+			return runWorker(c.Context(), e, o)
+		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.ID, "id", "", "id of the worker, unique in the mesh (default the host's name)")
@@ -54,10 +69,13 @@ SIGTERM drains it: no new requests, running ones finish within --drain.`,
 	f.StringArrayVar(&o.Aliases, "alias", nil, "another name that requests may use, may be repeated")
 	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp or sim")
 	f.StringVar(&o.ControlPlane, "control-plane", "", "URL of the control plane's API")
+	f.StringVar(&o.redisURL, "redis", "", "URL of a Redis to register in: redis://HOST:PORT, or rediss:// for TLS")
 	f.Int64Var(&o.MaxBody, "max-body", 32<<20, "largest request body in bytes")
 	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM")
 	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
-	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 64 for sim)")
+	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 256 for sim)")
+	f.IntVar(&o.batchTokens, "max-num-batched-tokens", 0, "most tokens of one step (default 512 for llamacpp)")
+	f.IntVar(&o.checkpointEvery, "checkpoint-interval", 16, "tokens between two checkpoints of a stream")
 	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length)")
 	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
@@ -65,6 +83,7 @@ SIGTERM drains it: no new requests, running ones finish within --drain.`,
 	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
+	o.unused.add(f)
 	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
@@ -100,7 +119,7 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 }
 
 func (o workerOptions) openSim(context.Context, func(float64)) (worker.Engine, error) {
-	return sim.New(sim.Config{Name: o.Model, ContextLen: o.context, MaxSeqs: o.seqs, MaxQueue: o.queue, TTFT: o.ttft, ITL: o.itl})
+	return sim.New(sim.Config{Name: o.Model, ContextLen: o.context, MaxSeqs: cmp.Or(o.seqs, 256), MaxQueue: o.queue, TTFT: o.ttft, ITL: o.itl})
 }
 
 // findLlama fills in the library and the weights from the fetched assets.
@@ -139,6 +158,6 @@ func (o workerOptions) openLlama(ctx context.Context, hashes string, progress fu
 	return llamacpp.Open(ctx, llamacpp.Config{
 		LibDir: o.llamaLib, ModelPath: o.weights, Name: o.Model, CacheDir: hashes,
 		ContextLen: o.context, Cells: o.kvTokens, MaxSeqs: o.seqs, MaxQueue: o.queue, Threads: o.threads,
-		Progress: progress, Log: o.Log,
+		BatchTokens: o.batchTokens, Progress: progress, Log: o.Log,
 	})
 }
