@@ -1,0 +1,290 @@
+package kvcache
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+)
+
+// The limits of a frame. They bound what a reader allocates for a header before
+// it knows that the header is whole.
+const (
+	// Version is the version of frames that Seal writes and Decode reads.
+	Version = 1
+	// MaxTokens and MaxParts are the most tokens and parts of one frame.
+	MaxTokens = 65536
+	MaxParts  = 4096
+	// MaxSize is the largest frame in bytes.
+	MaxSize = 1 << 40
+
+	magic     = "KVMB"
+	fixedLen  = 176 // bytes before the token ids
+	alignment = 64  // of the payload, for vector loads by whoever reads it in place
+)
+
+// Meta is what the writer of a block knows about it besides its bytes.
+type Meta struct {
+	Space
+	Parent Key
+	// First is the position of IDs[0] in its sequence.
+	First int
+	IDs   []int32
+}
+
+// Header is everything in a frame but the payload.
+type Header struct {
+	Ref
+	// First is the position of IDs[0] in its sequence.
+	First int
+	IDs   []int32
+	Parts []Part
+	// Len is the length of the header, and Total that of the frame, in bytes.
+	Len, Total int64
+}
+
+// Frame is a view of a frame's bytes whose header has been verified. It owns no
+// memory. It is safe for concurrent readers.
+type Frame struct {
+	Header
+	data []byte
+}
+
+// HeaderLen returns how many bytes of a frame come before its payload.
+func HeaderLen(tokens, parts int) int {
+	return align(align(fixedLen+4*tokens, 8)+partLen*parts, alignment)
+}
+
+// align rounds up to a multiple of a power of two.
+func align(n, to int) int { return (n + to - 1) &^ (to - 1) }
+
+// Seal makes a frame of a payload that lies in buf behind HeaderLen(tokens,
+// parts) bytes of room, and ends with buf. It writes the header and copies no
+// payload. The sizes of the parts, in the order in which they lie in the payload,
+// add up to all of it; Seal fills in their offsets and sums. The frame refers to
+// buf, m.IDs and parts.
+func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
+	if n := len(m.IDs); n < 1 || n > MaxTokens {
+		return nil, fmt.Errorf("seal a frame of %d tokens: 1 to %d wanted", n, MaxTokens)
+	}
+	if n := len(parts); n < 1 || n > MaxParts {
+		return nil, fmt.Errorf("seal a frame of %d parts: 1 to %d wanted", n, MaxParts)
+	}
+	if m.First < 0 {
+		return nil, fmt.Errorf("seal a frame at position %d", m.First)
+	}
+	h := Header{
+		Ref: m.Child(m.Parent, m.IDs), First: m.First, IDs: m.IDs, Parts: parts,
+		Len: int64(HeaderLen(len(m.IDs), len(parts))), Total: int64(len(buf)),
+	}
+	if h.Total < h.Len || h.Total > MaxSize {
+		return nil, fmt.Errorf("seal a frame of %d bytes: header has %d", h.Total, h.Len)
+	}
+	at := h.Len
+	for i := range parts {
+		p := &parts[i]
+		if p.Codec != CodecRaw {
+			return nil, fmt.Errorf("seal a frame: part %d has codec %d", i, p.Codec)
+		}
+		if p.Size < 0 || p.Size > h.Total-at {
+			return nil, fmt.Errorf("seal a frame: part %d of %d bytes leaves the payload", i, p.Size)
+		}
+		p.Offset = at
+		at += p.Size
+		p.Sum = Sum(buf[p.Offset:at])
+	}
+	if at != h.Total {
+		return nil, fmt.Errorf("seal a frame: parts end at byte %d of %d", at, h.Total)
+	}
+	h.write(buf[:h.Len])
+	return &Frame{h, buf}, nil
+}
+
+// Encode makes a frame of a payload that lies elsewhere, in buf if that is large
+// enough. It copies the payload once; Seal does without.
+func Encode(buf []byte, m Meta, parts []Part, payload []byte) (*Frame, error) {
+	n := HeaderLen(len(m.IDs), len(parts))
+	if size := n + len(payload); cap(buf) < size {
+		buf = make([]byte, size)
+	} else {
+		buf = buf[:size]
+	}
+	copy(buf[n:], payload)
+	return Seal(buf, m, parts)
+}
+
+// write fills b, which is as long as the header.
+func (h *Header) write(b []byte) {
+	clear(b)
+	le := binary.LittleEndian
+	copy(b, magic)
+	le.PutUint16(b[4:], Version)
+	le.PutUint32(b[12:], uint32(h.Len))
+	le.PutUint64(b[16:], uint64(h.Total))
+	le.PutUint64(b[24:], uint64(h.First))
+	le.PutUint32(b[32:], uint32(len(h.IDs)))
+	le.PutUint32(b[36:], uint32(len(h.Parts)))
+	copy(b[40:], h.Fingerprint[:])
+	copy(b[72:], h.Root[:])
+	copy(b[104:], h.Parent[:])
+	copy(b[136:], h.Key[:])
+	at := len(appendIDs(b[:fixedLen], h.IDs))
+	for i := range h.Parts {
+		h.Parts[i].put(b[align(at, 8)+i*partLen:])
+	}
+	le.PutUint32(b[8:], headerSum(b))
+}
+
+// headerSum is the CRC32C of a header without the field that holds it.
+func headerSum(b []byte) uint32 {
+	table := crc32.MakeTable(crc32.Castagnoli) // made once by the package
+	return crc32.Update(crc32.Checksum(b[:8], table), table, b[12:])
+}
+
+// HeaderNeed returns how many bytes DecodeHeader needs of a frame that begins
+// with b. 24 bytes of b are enough; a *Refusal says why it is no frame.
+func HeaderNeed(b []byte) (int, error) {
+	le := binary.LittleEndian
+	switch {
+	case len(b) < 24:
+		return 0, refuse(ReasonTorn, "%d bytes", len(b))
+	case string(b[:4]) != magic:
+		return 0, refuse(ReasonMagic, "no frame")
+	case le.Uint16(b[4:]) != Version:
+		return 0, refuse(ReasonVersion, "version %d, this reader knows %d", le.Uint16(b[4:]), Version)
+	}
+	n := int64(le.Uint32(b[12:]))
+	if n < fixedLen || n > int64(HeaderLen(MaxTokens, MaxParts)) || n%alignment != 0 || int64(le.Uint64(b[16:])) < n {
+		return 0, refuse(ReasonTorn, "header of %d bytes", n)
+	}
+	return int(n), nil
+}
+
+// DecodeHeader reads and verifies the header of a frame that begins with b: its
+// version, its lengths, its checksum and that its key is that of its tokens. It
+// does not look at the payload and keeps nothing of b.
+func DecodeHeader(b []byte) (Header, error) {
+	n, err := HeaderNeed(b)
+	if err != nil {
+		return Header{}, err
+	}
+	if len(b) < n {
+		return Header{}, refuse(ReasonTorn, "%d bytes of a header of %d", len(b), n)
+	}
+	b = b[:n]
+	le := binary.LittleEndian
+	if headerSum(b) != le.Uint32(b[8:]) {
+		return Header{}, refuse(ReasonChecksum, "header")
+	}
+	return parseHeader(b)
+}
+
+// parseHeader reads a header that is as it was written. Its writer may still
+// have been wrong, so nothing is believed.
+func parseHeader(b []byte) (Header, error) {
+	le := binary.LittleEndian
+	tokens, parts := le.Uint32(b[32:]), le.Uint32(b[36:])
+	h := Header{First: int(le.Uint64(b[24:])), Len: int64(len(b)), Total: int64(le.Uint64(b[16:]))}
+	if tokens < 1 || tokens > MaxTokens || parts < 1 || parts > MaxParts || h.First < 0 || h.Total > MaxSize ||
+		len(b) != HeaderLen(int(tokens), int(parts)) {
+		return Header{}, refuse(ReasonTorn, "%d tokens and %d parts at %d in a header of %d bytes", tokens, parts, h.First, len(b))
+	}
+	copy(h.Fingerprint[:], b[40:])
+	copy(h.Root[:], b[72:])
+	copy(h.Parent[:], b[104:])
+	copy(h.Key[:], b[136:])
+	h.IDs = parseIDs(b[fixedLen:], int(tokens))
+	h.Parts = make([]Part, parts)
+	index, at := b[align(fixedLen+4*len(h.IDs), 8):], h.Len
+	for i := range h.Parts {
+		p := parsePart(index[i*partLen:])
+		if p.Offset != at || p.Size < 0 || p.Size > h.Total-at {
+			return Header{}, refuse(ReasonTorn, "part %d has %d bytes at %d of %d", i, p.Size, p.Offset, h.Total)
+		}
+		if p.Codec != CodecRaw {
+			return Header{}, refuse(ReasonCodec, "part %d has codec %d", i, p.Codec)
+		}
+		at += p.Size
+		h.Parts[i] = p
+	}
+	if at != h.Total {
+		return Header{}, refuse(ReasonTorn, "parts end at byte %d of %d", at, h.Total)
+	}
+	if h.Space.Key(h.Parent, h.IDs) != h.Key {
+		return Header{}, refuse(ReasonKey, "the key is not that of the tokens")
+	}
+	return h, nil
+}
+
+// parseIDs reads n token ids.
+func parseIDs(b []byte, n int) []int32 {
+	ids := make([]int32, n)
+	for i := range ids {
+		ids[i] = int32(binary.LittleEndian.Uint32(b[4*i:]))
+	}
+	return ids
+}
+
+// Decode verifies that b is exactly one frame and that of the block want. It
+// leaves the parts, which Part, Payload and Verify check. Every error is a
+// *Refusal. The frame refers to b.
+func Decode(b []byte, want Ref) (*Frame, error) {
+	h, err := DecodeHeader(b)
+	if err != nil {
+		return nil, err
+	}
+	if h.Total != int64(len(b)) {
+		return nil, refuse(ReasonTorn, "%d bytes of a frame of %d", len(b), h.Total)
+	}
+	if err := h.Check(want); err != nil {
+		return nil, err
+	}
+	return &Frame{h, b}, nil
+}
+
+// Check refuses a header that is not that of the block want.
+func (h *Header) Check(want Ref) error {
+	switch {
+	case h.Fingerprint != want.Fingerprint:
+		return refuse(ReasonForeign, "of another model or layout")
+	case h.Root != want.Root:
+		return refuse(ReasonForeign, "of another tenant")
+	case h.Parent != want.Parent || h.Key != want.Key:
+		return refuse(ReasonKey, "another block")
+	}
+	return nil
+}
+
+// Bytes returns the whole frame, for those who store or send it.
+func (f *Frame) Bytes() []byte { return f.data }
+
+// Part returns the bytes of part i after it has verified them, on each call.
+func (f *Frame) Part(i int) ([]byte, error) {
+	p := f.Parts[i]
+	if int64(len(f.data)) != f.Total {
+		return nil, ErrClosed // it was lent and given back
+	}
+	b := f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
+	if Sum(b) != p.Sum {
+		return nil, refuse(ReasonChecksum, "part %d", i)
+	}
+	return b, nil
+}
+
+// Verify checks all parts.
+func (f *Frame) Verify() error {
+	for i := range f.Parts {
+		if _, err := f.Part(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Payload returns the bytes of all parts, as the engine wrote them, after it has
+// verified them, on each call.
+func (f *Frame) Payload() ([]byte, error) {
+	if err := f.Verify(); err != nil {
+		return nil, err
+	}
+	return f.data[f.Len:], nil
+}
