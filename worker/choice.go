@@ -191,7 +191,9 @@ func textLogprobs(probs []logprob) *openai.TextLogprobs {
 		out.Tokens = append(out.Tokens, tokenName(p.token))
 		out.TokenLogprobs = append(out.TokenLogprobs, finite(p.own))
 		out.TextOffset = append(out.TextOffset, p.offset)
-		top := make(map[string]float64, len(p.top))
+		// The token itself is always there, as one more when it is no alternative.
+		top := make(map[string]float64, len(p.top)+1)
+		top[tokenName(p.token)] = finite(p.own)
 		for _, alt := range p.top {
 			top[tokenName(alt.Bytes)] = finite(alt.Logprob)
 		}

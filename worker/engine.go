@@ -91,6 +91,7 @@ type Params struct {
 	MinP        float64 // 0 = off
 	Presence    float64 // presence penalty, -2..2
 	Frequency   float64 // frequency penalty, -2..2
+	Repetition  float64 // repetition penalty over prompt and answer; 0 and 1 = off
 	LogitBias   map[int32]float64
 	Seed        uint64 // key of the counter-based generator, with Choice and offset
 	Choice      int    // choice index of the request

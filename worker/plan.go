@@ -199,7 +199,7 @@ func newChoice(index int, ids []int32, req *openai.Request) *choice {
 		index: index, ids: ids, emit: newEmitter(req.Stop),
 		params: Params{
 			Temperature: req.Temperature, TopP: req.TopP, TopK: req.TopK, MinP: req.MinP,
-			Presence: req.Presence, Frequency: req.Frequency, LogitBias: req.LogitBias,
+			Presence: req.Presence, Frequency: req.Frequency, Repetition: req.Repetition, LogitBias: req.LogitBias,
 			Seed: seed, Choice: index, TopLogprobs: req.TopLogprobs, IgnoreEOS: req.IgnoreEOS,
 			Sim: bytes.Clone(req.Sim),
 		},

@@ -33,27 +33,32 @@ func (r *Request) DecodePrompts() ([]Prompt, *Error) { return r.prompts() }
 
 // decodePrompts does the work of DecodePrompts.
 func (r *Request) decodePrompts() ([]Prompt, *Error) {
-	raw := r.Raw("prompt")
+	return decodeInputs(r.Raw("prompt"), "prompt", mostPrompts)
+}
+
+// decodeInputs decodes a field that holds one text or list of ids, or at most
+// most of them.
+func decodeInputs(raw []byte, param string, most int) ([]Prompt, *Error) {
 	if len(raw) > 0 && raw[0] == '"' {
 		return []Prompt{{Text: unquote(raw)}}, nil
 	}
 	var items []json.RawMessage
 	if json.Unmarshal(raw, &items) != nil || len(items) == 0 {
-		return nil, Invalid("prompt", "Invalid 'prompt': expected a string, an array of strings, or token ids.")
+		return nil, Invalid(param, "Invalid '%s': expected a string, an array of strings, or token ids.", param)
 	}
 	if jsontext.Value(items[0]).Kind() == '0' {
-		ids, err := decodeIDs(raw, "prompt")
+		ids, err := decodeIDs(raw, param)
 		if err != nil {
 			return nil, err
 		}
 		return []Prompt{{IDs: ids}}, nil
 	}
-	if len(items) > mostPrompts {
-		return nil, Invalid("prompt", "Invalid 'prompt': %d prompts, at most %d are allowed.", len(items), mostPrompts)
+	if len(items) > most {
+		return nil, Invalid(param, "Invalid '%s': %d elements, at most %d are allowed.", param, len(items), most)
 	}
 	out := make([]Prompt, len(items))
 	for i, it := range items {
-		name := fmt.Sprintf("prompt[%d]", i)
+		name := fmt.Sprintf("%s[%d]", param, i)
 		switch jsontext.Value(it).Kind() {
 		case '"':
 			out[i].Text = unquote(it)

@@ -50,6 +50,7 @@ type Request struct {
 	MinP         float64
 	Presence     float64
 	Frequency    float64
+	Repetition   float64 // repetition_penalty over prompt and answer, 1 = off
 	LogitBias    map[int32]float64
 	Seed         *int64
 	Stop         []string
@@ -89,7 +90,7 @@ func (r *Request) Raw(name string) []byte {
 // of range; fields it does not know pass. Large fields are checked for their
 // JSON kind only (see DecodeMessages, DecodePrompts).
 func Parse(ep Endpoint, body []byte) (*Request, *Error) {
-	r := &Request{Endpoint: ep, N: 1, Temperature: 1, TopP: 1, TopLogprobs: -1, body: body}
+	r := &Request{Endpoint: ep, N: 1, Temperature: 1, TopP: 1, Repetition: 1, TopLogprobs: -1, body: body}
 	r.prompts = sync.OnceValues(r.decodePrompts)
 	if err := r.scan(); err != nil {
 		return nil, err
@@ -168,6 +169,7 @@ func (r *Request) decode() *Error {
 	r.MinP = p.number("min_p", 0, 0, 1)
 	r.Presence = p.number("presence_penalty", 0, -2, 2)
 	r.Frequency = p.number("frequency_penalty", 0, -2, 2)
+	r.Repetition = p.number("repetition_penalty", 1, 0.01, 100)
 	if raw := r.Raw("seed"); raw != nil {
 		n := int64(p.integer("seed", 0, -1<<63, 1<<63-1))
 		r.Seed = &n

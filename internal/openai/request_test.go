@@ -35,7 +35,7 @@ func TestEndpointOf(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	base := func(change func(*Request)) *Request {
-		r := &Request{Endpoint: Chat, Model: "m", N: 1, Temperature: 1, TopP: 1, TopLogprobs: -1}
+		r := &Request{Endpoint: Chat, Model: "m", N: 1, Temperature: 1, TopP: 1, Repetition: 1, TopLogprobs: -1}
 		change(r)
 		return r
 	}
@@ -52,6 +52,7 @@ func TestParse(t *testing.T) {
 		{`"max_tokens":5,"max_completion_tokens":3`, base(func(r *Request) { r.MaxTokens = 3 })},
 		{`"temperature":0,"top_p":0.5,"top_k":-1,"min_p":0.1`, base(func(r *Request) { r.Temperature, r.TopP, r.MinP = 0, .5, .1 })},
 		{`"presence_penalty":-2,"frequency_penalty":2`, base(func(r *Request) { r.Presence, r.Frequency = -2, 2 })},
+		{`"repetition_penalty":1.1`, base(func(r *Request) { r.Repetition = 1.1 })},
 		{`"seed":-9223372036854775808`, base(func(r *Request) { r.Seed = new(int64(-1 << 63)) })},
 		{`"stop":"a\u00e9"`, base(func(r *Request) { r.Stop = []string{"aé"} })},
 		{`"stop":["a","b"]`, base(func(r *Request) { r.Stop = []string{"a", "b"} })},

@@ -40,6 +40,7 @@ func newSequence(ids []int32, p worker.Params) *sequence {
 		sampler: sampling.New(p),
 	}
 	copy(s.tokens, ids)
+	s.sampler.Prompt(ids)
 	return s
 }
 

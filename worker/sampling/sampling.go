@@ -4,8 +4,8 @@
 // worker goes on as it would have. Nothing here sorts the vocabulary: every step
 // is a few linear passes over it.
 //
-// Order of operations, as in vLLM: logit_bias, presence and frequency penalties,
-// temperature, min_p, top_k, top_p, draw. Reported log-probabilities are those of
+// Order of operations, as in vLLM: logit_bias, repetition, presence and frequency
+// penalties, temperature, min_p, top_k, top_p, draw. Reported log-probabilities are those of
 // the model itself, before any of them.
 package sampling
 
@@ -42,17 +42,31 @@ type Pick struct {
 // concurrent use.
 type Sampler struct {
 	p      worker.Params // MaxTokens, IgnoreEOS and Sim mean nothing here
-	counts map[int32]int // how often each token was generated; nil without penalties
+	counts map[int32]int // how often each token was generated, 0 for one only in the prompt; nil without penalties
 	offset uint64        // tokens generated so far
 }
 
 // New returns a sampler at offset 0.
 func New(p worker.Params) *Sampler {
 	s := &Sampler{p: p}
-	if p.Presence != 0 || p.Frequency != 0 {
+	if p.Presence != 0 || p.Frequency != 0 || s.repeats() {
 		s.counts = make(map[int32]int)
 	}
 	return s
+}
+
+// repeats reports whether a repetition penalty is on.
+func (s *Sampler) repeats() bool { return s.p.Repetition != 0 && s.p.Repetition != 1 }
+
+// Prompt tells the prompt's ids, which the repetition penalty counts too. Call it
+// once, before Next.
+func (s *Sampler) Prompt(ids []int32) {
+	if !s.repeats() {
+		return
+	}
+	for _, id := range ids {
+		s.counts[id] += 0
+	}
 }
 
 // Observe counts ids as generated, as if Next had returned them: penalties and
@@ -103,22 +117,38 @@ func (s *Sampler) adjust(logits []float32) map[int32]float32 {
 	if s.p.TopLogprobs >= 0 && len(s.p.LogitBias)+len(s.counts) > 0 {
 		old = make(map[int32]float32, len(s.p.LogitBias)+len(s.counts))
 	}
-	add := func(id int32, v float64) {
+	change := func(id int32, to func(float32) float32) {
 		if id < 0 || int(id) >= len(logits) {
 			return
 		}
 		if _, ok := old[id]; !ok && old != nil {
 			old[id] = logits[id]
 		}
-		logits[id] += float32(v)
+		logits[id] = to(logits[id])
 	}
 	for id, bias := range s.p.LogitBias {
-		add(id, bias)
+		change(id, func(l float32) float32 { return l + float32(bias) })
 	}
 	for id, n := range s.counts {
-		add(id, -s.p.Presence-float64(n)*s.p.Frequency)
+		change(id, func(l float32) float32 { return s.penalize(l, n) })
 	}
 	return old
+}
+
+// penalize lowers the logit of a token that was generated n times, or is in the
+// prompt. The repetition penalty divides, so that one above 1 always lowers.
+func (s *Sampler) penalize(l float32, n int) float32 {
+	if s.repeats() {
+		if l > 0 {
+			l /= float32(s.p.Repetition)
+		} else {
+			l *= float32(s.p.Repetition)
+		}
+	}
+	if n > 0 {
+		l -= float32(s.p.Presence + float64(n)*s.p.Frequency)
+	}
+	return l
 }
 
 // draw samples at a temperature above 0. best is the index of the largest logit.

@@ -190,6 +190,32 @@ func TestPenaltiesCountWhatWasGenerated(t *testing.T) {
 	}
 }
 
+// TestRepetitionPenalty: every token of prompt and answer is divided once, however
+// often it came; one with a negative logit gets further below.
+func TestRepetitionPenalty(t *testing.T) {
+	p := off()
+	p.Repetition = 2
+	s := New(p)
+	s.Prompt([]int32{0, 0, 7})
+	base := []float32{8, 5, 4.5, -1, -1.5} // 0 counts as 4 from the start
+	var got []int32
+	for range 3 {
+		pick, err := s.Next(slices.Clone(base), new(Buffer))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, pick.ID)
+	}
+	if want := []int32{1, 2, 0}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	s = New(p)
+	s.Prompt([]int32{0})
+	if pick, err := s.Next([]float32{-1, -1.5}, new(Buffer)); err != nil || pick.ID != 1 {
+		t.Errorf("%d, %v; want 1: a penalized negative logit gets lower", pick.ID, err)
+	}
+}
+
 func TestLogitBias(t *testing.T) {
 	p := off()
 	p.LogitBias = map[int32]float64{2: 100, 0: -100, 99: 5, -1: 5}
@@ -206,7 +232,7 @@ func TestLogitBias(t *testing.T) {
 // that chose them.
 func TestResume(t *testing.T) {
 	p := off()
-	p.Temperature, p.TopP, p.Presence, p.Frequency, p.Seed = 1.2, 0.9, 0.5, 0.3, 99
+	p.Temperature, p.TopP, p.Presence, p.Frequency, p.Repetition, p.Seed = 1.2, 0.9, 0.5, 0.3, 1.3, 99
 	var buf Buffer
 	whole := New(p)
 	var ids []int32
