@@ -84,7 +84,7 @@ type Model struct {
 
 // Params are the parameters of one choice's generation.
 type Params struct {
-	MaxTokens   int     // at least 1, already clamped to the context
+	MaxTokens   int     // tokens to generate, at least 1, already clamped to the context
 	Temperature float64 // 0 = greedy
 	TopP        float64 // (0,1], 1 = off
 	TopK        int     // 0 = off
@@ -97,6 +97,11 @@ type Params struct {
 	Choice      int    // choice index of the request
 	TopLogprobs int    // -1 = no logprobs, else how many alternatives
 	IgnoreEOS   bool   // go on after the end-of-sequence token
+	// Delivered says how many of the last ids are tokens that this choice has
+	// generated already, elsewhere: penalties and the generator go on after them.
+	Delivered int
+	CatchUp   CatchUp   // how those without stored KV are decoded
+	KV        KVSession // keeps the KV elsewhere, nil = nobody does
 	// Sim holds the raw body field "sim", for the simulator only; nil otherwise.
 	Sim []byte
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker"
@@ -33,7 +34,11 @@ type Engine struct {
 	ended chan struct{} // closed when the loop has ended and the model is freed
 }
 
-var _ worker.Engine = (*Engine)(nil)
+var (
+	_ worker.Engine  = (*Engine)(nil)
+	_ worker.Resumer = (*Engine)(nil)
+	_ worker.Decoder = (*Engine)(nil)
+)
 
 // tokenizer turns text into ids; special tokens written in the text count as such.
 type tokenizer interface {
@@ -43,6 +48,7 @@ type tokenizer interface {
 // parts is a loaded model, as Open or a test puts it together.
 type parts struct {
 	dec   decoder
+	kv    keeper // nil = KV cannot be moved
 	voc   *vocabulary
 	text  tokenizer
 	chat  *template
@@ -79,7 +85,9 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 		}
 		e.cfg, e.model, e.voc, e.chat, e.text = cfg, p.model, p.voc, p.chat, p.text
 		loaded <- nil
-		newLoop(cfg, p.dec, p.voc, &e.g, &e.closes).run(e.in)
+		l := newLoop(cfg, p.dec, p.voc, &e.g, &e.closes)
+		l.kv = p.kv
+		l.run(e.in)
 		e.life.Lock()
 		defer e.life.Unlock()
 		e.closed = true
@@ -129,6 +137,9 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	if err := e.check(ids); err != nil {
 		return err
 	}
+	if p.Delivered < 0 || p.Delivered >= len(ids) {
+		return fmt.Errorf("%d of %d tokens are said to be delivered", p.Delivered, len(ids))
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -139,6 +150,10 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 		return worker.ErrBusy
 	}
 	s := newSequence(ids, p)
+	if p.KV != nil {
+		s.stored = p.KV.Restore(ctx, ids, e.prefillTime(len(ids)))
+		defer s.forget() // what the loop has not: it is done with s by then
+	}
 	e.g.waiting.Add(1)
 	if !e.in.send(func(l *loop) { l.enqueue(s) }) {
 		e.g.waiting.Add(-1)
@@ -162,6 +177,33 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// prefillTime estimates how long n tokens take to prefill, from what was measured.
+func (e *Engine) prefillTime(n int) time.Duration {
+	per := e.g.perToken.Load()
+	if per == 0 {
+		per = int64(firstPerToken)
+	}
+	return time.Duration(int64(n) * per)
+}
+
+// firstPerToken is the estimate of prefill per token before anything was measured.
+const firstPerToken = 4 * time.Millisecond
+
+// TokenBytes implements worker.Resumer.
+func (e *Engine) TokenBytes(id int32) []byte { return e.voc.bytes(id) }
+
+// EndsAnswer implements worker.Resumer.
+func (e *Engine) EndsAnswer(id int32) bool { return e.voc.ends(id) }
+
+// Decode implements worker.Decoder.
+func (e *Engine) Decode(ids []int32) []byte {
+	var text []byte
+	for _, id := range ids {
+		text = append(text, e.voc.bytes(id)...)
+	}
+	return text
 }
 
 // abandon frees a sequence that has not ended and waits until that is done. A

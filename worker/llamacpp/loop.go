@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvmesh/kvmesh/worker/sampling"
 )
@@ -49,6 +50,7 @@ type gauges struct {
 	cells atomic.Int64
 	// Totals since the start. A token that is prefilled again counts again.
 	prompt, generated atomic.Uint64
+	perToken          atomic.Int64 // of prefill in nanoseconds, 0 = not measured yet
 }
 
 // loop owns the context. All of it belongs to the goroutine in run.
@@ -64,6 +66,7 @@ type gauges struct {
 type loop struct {
 	cfg Config // with defaults
 	dec decoder
+	kv  keeper // nil = KV cannot be moved
 	voc *vocabulary
 	g   *gauges
 
@@ -121,6 +124,7 @@ func (l *loop) run(in *inbox) {
 // turn runs one decode; false when there is nothing to decode.
 func (l *loop) turn() bool {
 	l.admit()
+	l.restore()
 	l.plan()
 	if len(l.batch) == 0 {
 		return false
@@ -149,6 +153,7 @@ func (l *loop) drop(s *sequence) {
 		return
 	}
 	if s.slot >= 0 {
+		l.keep(s, true)
 		l.release(s)
 		return
 	}
@@ -156,6 +161,7 @@ func (l *loop) drop(s *sequence) {
 		l.waiting = slices.Delete(l.waiting, i, i+1)
 		l.g.waiting.Add(-1)
 	}
+	s.forget()
 }
 
 // fail ends a sequence with an error.
@@ -166,6 +172,7 @@ func (l *loop) fail(s *sequence, err error) {
 
 // release takes a running sequence's cells and slot back.
 func (l *loop) release(s *sequence) {
+	s.forget()
 	if err := l.dec.Keep(s.slot, 0); err != nil {
 		l.cfg.Log.Error("free the KV of a sequence", "slot", s.slot, "err", err)
 	}
@@ -174,6 +181,7 @@ func (l *loop) release(s *sequence) {
 	l.g.running.Add(-1)
 	l.g.cells.Add(-int64(s.cached))
 	s.slot, s.cached = -1, 0
+	s.exactFrom, s.exactTo = 0, 0 // what follows is prefilled again
 }
 
 // yield makes a running sequence wait again, at a place in the queue, to prefill
@@ -211,6 +219,7 @@ func (l *loop) admit() {
 		l.running = append(l.running, s)
 		l.g.running.Add(1)
 		l.g.waiting.Add(-1)
+		l.share(s)
 	}
 }
 
@@ -263,11 +272,12 @@ func (l *loop) makeRoom() {
 }
 
 // fill collects one token of each generating sequence, then prompt tokens. Room
-// for the former is certain, since BatchTokens is at least MaxSeqs.
+// for the former is certain, since BatchTokens is at least MaxSeqs. A sequence whose
+// stored KV is being loaded has no part yet.
 func (l *loop) fill() {
 	l.batch, l.parts = l.batch[:0], l.parts[:0]
 	for _, s := range l.running {
-		if s.pending() == 1 && !s.resting() {
+		if s.chunk() == 1 && s.ready() {
 			l.add(s, 1)
 		}
 	}
@@ -276,8 +286,8 @@ func (l *loop) fill() {
 		room = min(room, l.cfg.PrefillTokens)
 	}
 	for _, s := range l.running {
-		if s.pending() > 1 && !s.resting() && room > 0 {
-			n := min(s.pending(), room)
+		if s.chunk() > 1 && s.ready() && room > 0 {
+			n := min(s.chunk(), room)
 			l.add(s, n)
 			room -= n
 		}
@@ -287,7 +297,7 @@ func (l *loop) fill() {
 // add puts the next n tokens of s into the batch.
 func (l *loop) add(s *sequence, n int) {
 	for pos := s.cached; pos < s.cached+n; pos++ {
-		l.batch = append(l.batch, entry{slot: s.slot, pos: pos, id: s.tokens[pos], logits: pos == len(s.tokens)-1})
+		l.batch = append(l.batch, entry{slot: s.slot, pos: pos, id: s.tokens[pos], logits: pos == len(s.tokens)-1 || s.exactFrom <= pos && pos < s.exactTo})
 	}
 	l.parts = append(l.parts, part{seq: s, n: n, end: len(l.batch)})
 }
@@ -295,18 +305,21 @@ func (l *loop) add(s *sequence, n int) {
 // step decodes the batch and gives every sequence that is through its next token.
 // A sequence in the middle of its prompt gets none.
 func (l *loop) step() {
+	begin := time.Now()
 	if err := l.dec.Decode(l.batch, l.pointless); err != nil {
 		l.failed(err)
 		return
 	}
+	l.measure(time.Since(begin))
 	for _, p := range l.parts {
 		s := p.seq
 		s.cached += p.n
 		l.g.cells.Add(int64(p.n))
 		// One token past the prompt is the one chosen last, fed back.
-		if p.n > 1 || s.cached <= s.prompt {
+		if p.n > 1 || s.cached <= s.given {
 			l.g.prompt.Add(uint64(p.n))
 		}
+		l.keep(s, false)
 		if s.pending() > 0 {
 			continue
 		}
@@ -314,6 +327,19 @@ func (l *loop) step() {
 			l.fail(s, err)
 		}
 	}
+}
+
+// measure notes the speed of prefill after a batch that was mostly that.
+func (l *loop) measure(took time.Duration) {
+	n := len(l.batch)
+	if n < 32 {
+		return
+	}
+	now := int64(took) / int64(n)
+	if old := l.g.perToken.Load(); old > 0 {
+		now = (3*old + now) / 4
+	}
+	l.g.perToken.Store(max(now, 1))
 }
 
 // pointless reports that nobody waits for the batch any more.
@@ -372,16 +398,21 @@ func (l *loop) choose(s *sequence, i int) error {
 	l.g.generated.Add(1)
 	s.tokens = append(s.tokens, pick.ID)
 	tok := l.voc.token(pick, s.params.TopLogprobs)
+	if !s.begun {
+		s.begun = true
+		tok.Cached = min(max(s.restored, s.shared), s.prompt)
+	}
 	switch {
 	case !s.params.IgnoreEOS && l.voc.ends(pick.ID):
 		tok.Finish, tok.Bytes = "stop", nil
-	case len(s.tokens)-s.prompt >= s.params.MaxTokens || len(s.tokens) >= l.cfg.ContextLen:
+	case len(s.tokens)-s.given >= s.params.MaxTokens || len(s.tokens) >= l.cfg.ContextLen:
 		tok.Finish = "length"
 	}
 	if tok.Finish == "" {
 		s.out <- tok // has room: a resting sequence is not decoded
 		return nil
 	}
+	l.keep(s, true)
 	l.release(s) // before the consumer can see the end
 	s.out <- tok
 	s.end(nil)

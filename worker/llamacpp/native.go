@@ -16,14 +16,15 @@ import (
 // native is a model with one context. Tokenize may be called by anyone; the
 // decoder's methods belong to the loop.
 type native struct {
-	lib   *library
-	model llama.Model
-	vocab llama.Vocab
-	size  int // of the vocabulary
-	ctx   llama.Context
-	mem   llama.Memory   // the KV of ctx
-	batch llama.Batch    // in C memory, for BatchTokens entries of one sequence each
-	seq   [1]llama.SeqId // argument of batch.Add, kept to save allocations
+	lib     *library
+	model   llama.Model
+	vocab   llama.Vocab
+	size    int // of the vocabulary
+	ctx     llama.Context
+	mem     llama.Memory   // the KV of ctx
+	scratch llama.SeqId    // sequence beside the slots, for ranges of KV on their way in or out
+	batch   llama.Batch    // in C memory, for BatchTokens entries of one sequence each
+	seq     [1]llama.SeqId // argument of batch.Add, kept to save allocations
 }
 
 var (
@@ -86,7 +87,7 @@ func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
 	}
 	cfg.Log.Info("model loaded", "model", llama.ModelDesc(n.model), "build", n.lib.build,
 		"context", cfg.ContextLen, "cells", cfg.Cells, "sequences", cfg.MaxSeqs, "fingerprint", m.Fingerprint)
-	return parts{dec: n, voc: voc, text: n, chat: chat, model: m}, nil
+	return parts{dec: n, kv: n, voc: voc, text: n, chat: chat, model: m}, nil
 }
 
 // makeContext creates the context and runs one token through it.
@@ -94,7 +95,8 @@ func (n *native) makeContext(cfg *Config) error {
 	cp := llama.ContextDefaultParams()
 	cp.NCtx = uint32(cfg.Cells)
 	cp.NBatch, cp.NUbatch = uint32(cfg.BatchTokens), uint32(min(cfg.BatchTokens, 512))
-	cp.NSeqMax, cp.NOutputsMax = uint32(cfg.MaxSeqs), uint32(cfg.MaxSeqs)
+	n.scratch = llama.SeqId(cfg.MaxSeqs)
+	cp.NSeqMax, cp.NOutputsMax = uint32(cfg.MaxSeqs+1), uint32(cfg.MaxSeqs+1) // fewer outputs than sequences are refused
 	cp.NThreads, cp.NThreadsBatch = int32(cfg.Threads), int32(cfg.Threads)
 	cp.TypeK, cp.TypeV = llama.GGMLTypeF16, llama.GGMLTypeF16
 	cp.KVUnified, cp.SwaFull, cp.NoPerf = 1, 1, 1

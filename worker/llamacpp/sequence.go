@@ -2,6 +2,7 @@ package llamacpp
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sampling"
@@ -17,6 +18,7 @@ const outBuffer = 32
 // belongs to the loop.
 type sequence struct {
 	prompt int // tokens of the prompt
+	given  int // prompt and delivered tokens
 	params worker.Params
 
 	out  chan worker.Token // closed after the last token, or after err was set
@@ -28,11 +30,21 @@ type sequence struct {
 	slot    int     // sequence id in the context, -1 while it waits
 	ended   bool    // out is closed; the loop has forgotten the sequence
 	sampler *sampling.Sampler
+
+	// stored is what is left to load; the consumer's until the sequence is queued.
+	stored   worker.KVChain
+	loading  time.Duration // spent on loading so far
+	restored int           // tokens whose KV was loaded
+	shared   int           // tokens whose KV came from a running sequence
+	// Tokens from exactFrom up to exactTo are decoded one at a time.
+	exactFrom, exactTo int
+	begun              bool // a token was sent
 }
 
 func newSequence(ids []int32, p worker.Params) *sequence {
 	s := &sequence{
-		prompt:  len(ids),
+		prompt:  len(ids) - p.Delivered,
+		given:   len(ids),
 		params:  p,
 		out:     make(chan worker.Token, outBuffer),
 		tokens:  make([]int32, len(ids), len(ids)+min(p.MaxTokens, 256)),
@@ -40,8 +52,26 @@ func newSequence(ids []int32, p worker.Params) *sequence {
 		sampler: sampling.New(p),
 	}
 	copy(s.tokens, ids)
-	s.sampler.Prompt(ids)
+	s.sampler.Prompt(ids[:s.prompt])
+	s.sampler.Observe(ids[s.prompt:]...)
 	return s
+}
+
+// chunk is how many tokens of s may be decoded in one batch.
+func (s *sequence) chunk() int {
+	if s.exactFrom <= s.cached && s.cached < s.exactTo {
+		return 1
+	}
+	return s.pending()
+}
+
+// forget gives stored KV back that was not loaded.
+func (s *sequence) forget() {
+	done := s.stored.Done
+	s.stored = worker.KVChain{}
+	if done != nil {
+		done(s.restored, s.loading, nil)
+	}
 }
 
 // pending is how many tokens must be decoded before the next one can be chosen.
@@ -50,6 +80,10 @@ func (s *sequence) pending() int { return len(s.tokens) - s.cached }
 // resting reports that the consumer must take a token first. Only the loop sends,
 // so room that is seen stays.
 func (s *sequence) resting() bool { return len(s.out) == cap(s.out) }
+
+// ready reports that s can be decoded: it loads no stored KV and its consumer has
+// room for what comes.
+func (s *sequence) ready() bool { return len(s.stored.Ranges) == 0 && !s.resting() }
 
 // end closes the way to the consumer, with the error it will see after the tokens
 // it has not taken, or nil after a token with Finish.
