@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 			notifyTerm(sigs)
 		}
 		fmt.Println(os.Getpid())
-		select {}
+		// An empty select is a deadlock to the runtime, which would end the process.
+		<-time.After(time.Hour)
 	case "parent": // runs one child and never ends
 		g := NewGroup(slog.New(slog.DiscardHandler), nil)
 		g.Run(context.Background(), Spec{Name: "c", Path: os.Args[0], Env: roleEnv("child"), Log: os.Stdout})
