@@ -8,6 +8,8 @@
 //
 //	POST /v1/chat/completions   generation, streamed or whole
 //	POST /v1/completions        likewise; several prompts, echo, token ids
+//	POST /v1/embeddings         vectors of texts or token ids, as floats or base64
+//	POST /tokenize, /detokenize text or chat messages to token ids and back, as vLLM
 //	GET  /v1/models[/{id}]      the model and its aliases
 //	GET  /health                200 while the engine has not failed, else 503
 //	GET  /ready                 200 ready; 503 loading (with percent), shutting_down, not_ready

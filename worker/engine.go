@@ -60,10 +60,18 @@ type Checker interface {
 }
 
 // Decoder is the optional ability of an engine to turn ids back into text. The
-// server needs it only to echo a prompt that was given as token ids.
+// server needs it for /detokenize, and to echo a prompt given as token ids.
 type Decoder interface {
 	// Decode returns the text of ids; ids it does not know add nothing.
 	Decode(ids []int32) []byte
+}
+
+// Embedder is the optional ability of an engine to turn a text into a vector.
+type Embedder interface {
+	// EmbeddingSize is the number of dimensions of its vectors. It does not change.
+	EmbeddingSize() int
+	// Embed returns the vector of ids, of Euclidean length 1. The end of ctx ends it.
+	Embed(ctx context.Context, ids []int32) ([]float32, error)
 }
 
 // Controller is the optional ability of an engine to be steered over HTTP while

@@ -35,6 +35,9 @@ func (s *Server) table() map[string]route {
 	return map[string]route{
 		string(openai.Chat):        {http.MethodPost, s.generate(openai.Chat)},
 		string(openai.Completions): {http.MethodPost, s.generate(openai.Completions)},
+		openai.EmbeddingsPath:      {http.MethodPost, s.answer(s.embed)},
+		openai.TokenizePath:        {http.MethodPost, s.answer(s.tokenize)},
+		openai.DetokenizePath:      {http.MethodPost, s.answer(s.detokenize)},
 		modelsPath:                 {http.MethodGet, s.listModels},
 		"/health":                  {http.MethodGet, s.answerHealth(s.life.health)},
 		"/ready":                   {http.MethodGet, s.answerHealth(s.life.ready)},

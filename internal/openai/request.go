@@ -60,6 +60,9 @@ type Request struct {
 	User         string
 	Sim          []byte // body field "sim", for the simulator
 
+	NoGenerationPrompt bool // the chat template ends with the last message (vLLM's add_generation_prompt false)
+	NoSpecial          bool // the prompt gets no BOS; only ParseTokenize sets it
+
 	body    []byte
 	fields  []field
 	prompts func() ([]Prompt, *Error) // decodes once, see DecodePrompts
@@ -178,6 +181,7 @@ func (r *Request) decode() *Error {
 	p.stop()
 	p.logitBias()
 	p.streamOptions()
+	r.chatTemplate(&p)
 	p.input()
 	r.Sim = r.Raw("sim")
 	return p.err

@@ -31,6 +31,8 @@ type Engine struct {
 	text   tokenizer
 	closed bool
 
+	vectors vectors
+
 	ended chan struct{} // closed when the loop has ended and the model is freed
 }
 
@@ -84,6 +86,7 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 			return
 		}
 		e.cfg, e.model, e.voc, e.chat, e.text = cfg, p.model, p.voc, p.chat, p.text
+		e.vectors = newVectors(p.dec)
 		loaded <- nil
 		l := newLoop(cfg, p.dec, p.voc, &e.g, &e.closes)
 		l.kv = p.kv

@@ -151,7 +151,7 @@ func fakeConfig() Config {
 }
 
 // startFake runs an engine over f.
-func startFake(tb testing.TB, cfg Config, f *fakeContext) *Engine {
+func startFake(tb testing.TB, cfg Config, f decoder) *Engine {
 	tb.Helper()
 	if err := cfg.Validate(); err != nil {
 		tb.Fatal(err)

@@ -25,6 +25,7 @@ type native struct {
 	scratch llama.SeqId    // sequence beside the slots, for ranges of KV on their way in or out
 	batch   llama.Batch    // in C memory, for BatchTokens entries of one sequence each
 	seq     [1]llama.SeqId // argument of batch.Add, kept to save allocations
+	embed   nativeEmbedder
 }
 
 var (
@@ -87,6 +88,7 @@ func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
 	}
 	cfg.Log.Info("model loaded", "model", llama.ModelDesc(n.model), "build", n.lib.build,
 		"context", cfg.ContextLen, "cells", cfg.Cells, "sequences", cfg.MaxSeqs, "fingerprint", m.Fingerprint)
+	n.embed.prepare(n.model, cfg)
 	return parts{dec: n, kv: n, voc: voc, text: n, chat: chat, model: m}, nil
 }
 
@@ -175,6 +177,7 @@ func (n *native) Keep(slot, from int) error {
 
 // Close implements decoder. It also frees what a failed load has made so far.
 func (n *native) Close() {
+	n.embed.close()
 	if n.batch.Token != nil {
 		_ = llama.BatchFree(n.batch)
 	}

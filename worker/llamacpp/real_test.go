@@ -5,6 +5,7 @@ package llamacpp
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -81,6 +82,7 @@ func TestRealModel(t *testing.T) {
 		}
 	})
 	t.Run("giving way", func(t *testing.T) { testRealGivingWay(t, e) })
+	t.Run("embeddings", func(t *testing.T) { testRealEmbeddings(t, e) })
 	t.Run("cancel during prefill", func(t *testing.T) { testRealAbort(t, e) })
 }
 
@@ -208,7 +210,7 @@ func TestTemplatesAgreeWithLlama(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := tm.render(messages)
+		got, err := tm.render(conversation{messages: messages})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,4 +228,38 @@ func TestTemplatesAgreeWithLlama(t *testing.T) {
 			t.Errorf("%s: %q\nllama.cpp: %q", name, got, want)
 		}
 	}
+}
+
+// testRealEmbeddings: near texts are nearer than far ones, and a text has the same
+// vector whatever is generated beside it.
+func testRealEmbeddings(t *testing.T, e *Engine) {
+	embed := func(text string) []float32 {
+		t.Helper()
+		v, err := e.Embed(t.Context(), tokenize(t, e, text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(v) != e.EmbeddingSize() {
+			t.Fatalf("%d dimensions, want %d", len(v), e.EmbeddingSize())
+		}
+		return v
+	}
+	dot := func(a, b []float32) (sum float64) {
+		for i := range a {
+			sum += float64(a[i]) * float64(b[i])
+		}
+		return sum
+	}
+	cat, kitten, tax := embed("The cat sleeps on the sofa."), embed("A kitten is sleeping on the couch."), embed("Quarterly tax filings are due in March.")
+	if near, far := dot(cat, kitten), dot(cat, tax); near <= far || math.Abs(dot(cat, cat)-1) > 1e-4 {
+		t.Errorf("near texts at %g, far ones at %g, itself at %g", near, far, dot(cat, cat))
+	}
+	long := strings.Repeat("The cat sleeps on the sofa. ", 9)
+	alone := embed(long)
+	var wg sync.WaitGroup
+	wg.Go(func() { answer(t, e, tokenize(t, e, "one two three"), 20) })
+	if same := dot(alone, embed(long)); same < 0.9999 {
+		t.Errorf("beside a generation the vector is at %g of itself", same)
+	}
+	wg.Wait()
 }

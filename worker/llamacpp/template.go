@@ -36,11 +36,17 @@ func newTemplate(source, bos, eos string) (*template, error) {
 	return &template{t: t, bos: bos, eos: eos}, nil
 }
 
-// render returns the prompt text up to where the assistant speaks. An error is
-// the template's own: it may refuse an order of roles, for example.
-func (t *template) render(messages []openai.Message) (string, error) {
-	list := make([]any, len(messages))
-	for i, m := range messages {
+// conversation is what a template renders.
+type conversation struct {
+	messages []openai.Message
+	closed   bool // end with the last message instead of where the assistant speaks
+}
+
+// render returns the prompt text. An error is the template's own: it may refuse an
+// order of roles, for example.
+func (t *template) render(c conversation) (string, error) {
+	list := make([]any, len(c.messages))
+	for i, m := range c.messages {
 		one := map[string]any{"role": roleForTemplate(m.Role), "content": m.Content}
 		if m.Name != "" {
 			one["name"] = m.Name
@@ -49,7 +55,7 @@ func (t *template) render(messages []openai.Message) (string, error) {
 	}
 	return t.t.Render(map[string]any{
 		"messages":              list,
-		"add_generation_prompt": true,
+		"add_generation_prompt": !c.closed,
 		"bos_token":             t.bos,
 		"eos_token":             t.eos,
 	})

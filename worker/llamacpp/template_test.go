@@ -13,12 +13,12 @@ func TestChatMLForModelsWithoutTemplate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := tm.render([]openai.Message{
+	got, err := tm.render(conversation{messages: []openai.Message{
 		{Role: "developer", Content: "Be brief."},
 		{Role: "user", Content: "Say {{ x }} & <b>"},
 		{Role: "assistant", Content: "ok"},
 		{Role: "user", Content: ""},
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestTemplateSeesNamesAndTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := tm.render([]openai.Message{{Role: "user", Name: "ann"}, {Role: "function"}})
+	got, err := tm.render(conversation{messages: []openai.Message{{Role: "user", Name: "ann"}, {Role: "function"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
 	}
 	ids := prompts[prompt].IDs
 	if ids == nil { // text
-		return e.tokenize("prompt", prompts[prompt].Text, e.voc.addBOS)
+		return e.tokenize("prompt", prompts[prompt].Text, e.voc.addBOS && !req.NoSpecial)
 	}
 	if err := e.check(ids); err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 	if merr != nil {
 		return nil, merr
 	}
-	text, err := e.chat.render(messages)
+	text, err := e.chat.render(conversation{messages: messages, closed: req.NoGenerationPrompt})
 	if err != nil {
 		return nil, openai.Invalid("messages", "The model's chat template refuses these messages: %v.", err)
 	}

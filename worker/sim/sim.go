@@ -56,7 +56,7 @@ func (c Config) Validate() error {
 }
 
 // Engine is the simulated model. It implements worker.Engine and its optional
-// abilities Faulter, Decoder and Controller, and is safe for concurrent use.
+// abilities Faulter, Decoder, Embedder and Controller, and is safe for concurrent use.
 type Engine struct {
 	cfg   Config
 	model worker.Model
@@ -112,7 +112,10 @@ func (e *Engine) Tokenize(req *openai.Request, prompt int) ([]int32, error) {
 	p := prompts[prompt]
 	ids := append([]int32(nil), p.IDs...)
 	if p.IDs == nil {
-		ids = e.tok.encode([]int32{idBOS}, p.Text)
+		if !req.NoSpecial {
+			ids = append(ids, idBOS)
+		}
+		ids = e.tok.encode(ids, p.Text)
 	}
 	return e.fits(ids, "prompt")
 }
@@ -128,7 +131,10 @@ func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 	for _, m := range messages {
 		ids = append(e.tok.encode(append(ids, roleID(m.Role)), m.Content), idTurn)
 	}
-	return e.fits(append(ids, roleID("assistant")), "messages")
+	if !req.NoGenerationPrompt {
+		ids = append(ids, roleID("assistant"))
+	}
+	return e.fits(ids, "messages")
 }
 
 // fits refuses what cannot be prefilled; param is the field that is to blame.
