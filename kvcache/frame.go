@@ -47,6 +47,8 @@ type Header struct {
 type Frame struct {
 	Header
 	data []byte
+	// refused, if any, is told of each refusal of a part.
+	refused func(error)
 }
 
 // HeaderLen returns how many bytes of a frame come before its payload.
@@ -96,7 +98,7 @@ func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
 		return nil, fmt.Errorf("seal a frame: parts end at byte %d of %d", at, h.Total)
 	}
 	h.write(buf[:h.Len])
-	return &Frame{h, buf}, nil
+	return &Frame{Header: h, data: buf}, nil
 }
 
 // Encode makes a frame of a payload that lies elsewhere, in buf if that is large
@@ -238,7 +240,7 @@ func Decode(b []byte, want Ref) (*Frame, error) {
 	if err := h.Check(want); err != nil {
 		return nil, err
 	}
-	return &Frame{h, b}, nil
+	return &Frame{Header: h, data: b}, nil
 }
 
 // Check refuses a header that is not that of the block want.
@@ -265,7 +267,11 @@ func (f *Frame) Part(i int) ([]byte, error) {
 	}
 	b := f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
 	if Sum(b) != p.Sum {
-		return nil, refuse(ReasonChecksum, "part %d", i)
+		err := refuse(ReasonChecksum, "part %d", i)
+		if f.refused != nil {
+			f.refused(err)
+		}
+		return nil, err
 	}
 	return b, nil
 }

@@ -175,8 +175,12 @@ type Lent struct {
 	release func()
 }
 
-// NewLent is for stores: it pairs a frame with what gives its bytes back.
-func NewLent(f *Frame, release func()) *Lent { return &Lent{f, release} }
+// NewLent is for stores: it pairs a frame with what gives its bytes back, and
+// with what is told of a part that turns out to be wrong; either may be nil.
+func NewLent(f *Frame, release func(), refused func(error)) *Lent {
+	f.refused = refused
+	return &Lent{f, release}
+}
 
 // Release gives the bytes back. It may be called twice, not concurrently.
 func (l *Lent) Release() {

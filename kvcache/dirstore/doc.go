@@ -1,0 +1,80 @@
+// Package dirstore is a kvcache.Store in a directory, meant for shared memory:
+// all workers of a host open the same one, without a daemon. Unix only.
+//
+// # Layout
+//
+// The directory has mode 0700 and files have 0600; every access goes through an
+// os.Root. Names are hexadecimal.
+//
+//	control                             words that all processes map, see control.go
+//	models/FINGERPRINT/blocks/PARENT/KEY          one frame
+//	models/FINGERPRINT/tails/STREAM/fence         the highest attempt, mapped
+//	models/FINGERPRINT/tails/STREAM/cC-aA-sS      the S-th tail of attempt A at choice C
+//	writers/ID.lock                     held by flock while process ID lives
+//	writers/ID.N                        what it is writing, or removing
+//
+// # Atomic, first wins
+//
+// A file is written under writers/ and then linked to its place, which fails
+// where there is one already. So no reader ever sees a half of a block, whenever
+// the writer dies, and what a dead process left under writers/ is swept by any
+// other as soon as it gets the lock. Nothing is synced: after a crash of the
+// machine shared memory is empty, and on a disk the checksums tell.
+//
+// A block's file never changes, so readers map it, and what is mapped stays
+// readable after the file is gone. Whoever truncates files in the directory
+// from outside kills the processes that read them.
+//
+// # Index
+//
+// The folders are the index: the children of a block are the files in the folder
+// that has its key, and their tokens are in their headers. Each process keeps
+// the folders it has read until the generation word of the folder changes, which
+// everybody raises who adds or removes a file, so a look-up costs no system call.
+//
+// # Tail files
+//
+// A tail file is a header and records, little-endian:
+//
+//	  0    4  magic "KVMT"
+//	  4    2  version, 1
+//	  6    2  flags, 0
+//	  8    4  CRC32C of bytes [0,8) and [12,192)
+//	 12    4  choice
+//	 16    8  attempt
+//	 24    8  position of the first token
+//	 32   32  fingerprint
+//	 64   32  root
+//	 96   32  key of the block before
+//	128   32  SHA-256 of the stream's id
+//	160   32  0
+//
+// and one record, which begins where the last one ends:
+//
+//	 0    4  magic "KVMR"
+//	 4    4  CRC32C of bytes [0,4) and [8,header length)
+//	 8    4  header length; the data begins there, at a multiple of 64 in the file
+//	12    4  n, the number of tokens, 1 to 512
+//	16    8  offset of this record in the file
+//	24    8  position of the first token
+//	32    8  length of the data
+//	40    8  XXH3-64 of the data
+//	48    1  codec
+//	49    7  0
+//	56   4n  token ids
+//	      …  0 up to the header length
+//	         the data
+//
+// A record's data is written before its header: a header that is there proves
+// that its data is too. The file of one attempt is never written by another, so
+// a writer that has been overtaken can do no harm even in the moment before it
+// notices.
+//
+// # Room
+//
+// Blocks, tails and what is being written count towards Config.Limit, over all
+// processes. A Put that finds no room removes blocks: the longest unused first,
+// where using a block uses those before it too, so that tails of chains go before
+// their heads. Blocks before a live tail are not removed. Use is known to the
+// second.
+package dirstore

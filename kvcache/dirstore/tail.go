@@ -1,0 +1,371 @@
+//go:build unix
+
+package dirstore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// fenceName is the file of one word per stream: the highest attempt that was
+// opened, plus one, or dropped.
+const (
+	fenceName = "fence"
+	fenceSize = 8
+	dropped   = math.MaxUint64
+)
+
+// streamDir is the folder of a stream's tails. Ids come from outside and may be
+// long, so their hash is the name.
+func streamDir(f kvcache.Fingerprint, stream string) string {
+	sum := sha256.Sum256([]byte(stream))
+	return tailsDir(f) + "/" + hex.EncodeToString(sum[:])
+}
+
+// OpenTail implements kvcache.Tails.
+func (s *Store) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.TailWriter, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	if spec.Stream == "" || spec.Choice < 0 || spec.Choice > math.MaxInt32 || spec.Attempt < 0 || spec.First < 0 {
+		return nil, fmt.Errorf("open tail: bad choice %d, attempt %d or position %d, or no stream", spec.Choice, spec.Attempt, spec.First)
+	}
+	t := &tail{s: s, spec: spec, dir: streamDir(spec.Fingerprint, spec.Stream)}
+	for range 8 {
+		again, err := t.open()
+		if err == nil {
+			return t, nil
+		}
+		t.free()
+		if errors.Is(err, kvcache.ErrStale) {
+			s.count.stale.Add(1)
+			return nil, fmt.Errorf("open tail: %w", err)
+		}
+		if !again {
+			return nil, s.failed(fmt.Errorf("open tail: %w", err))
+		}
+	}
+	return nil, s.failed(errors.New("open tail: the stream is being dropped again and again"))
+}
+
+// tail is an open tail of this process.
+type tail struct {
+	s    *Store
+	spec kvcache.TailSpec
+	dir  string
+
+	fence []byte // mapped
+	file  *os.File
+	seq   int
+	end   int64 // where the next record begins
+	next  int   // position of the next token
+	head  []byte
+	done  bool
+}
+
+// open raises the fence and makes the first file. It asks for another try if the
+// stream was dropped at the same time.
+func (t *tail) open() (again bool, err error) {
+	if t.fence, err = t.s.openWords(t.dir, fenceName, make([]byte, fenceSize)); err != nil {
+		return errors.Is(err, fs.ErrNotExist), err
+	}
+	want := uint64(t.spec.Attempt) + 1
+	for word := t.word(); ; {
+		have := word.Load()
+		if have == dropped {
+			// Whoever dropped it may have died before it removed the folder.
+			return true, errors.Join(errors.New("the stream is being dropped"), t.s.removeTails(t.dir))
+		}
+		if have > want {
+			return false, kvcache.ErrStale
+		}
+		if word.CompareAndSwap(have, want) {
+			break
+		}
+	}
+	err = t.begin(t.spec)
+	return errors.Is(err, fs.ErrNotExist), err
+}
+
+// word is the mapped fence.
+func (t *tail) word() *atomic.Uint64 { return word64(t.fence, 0) }
+
+// begin makes a new file and appends to it from now on.
+func (t *tail) begin(spec kvcache.TailSpec) error {
+	head := tailHeader(spec)
+	for seq := t.seq + 1; ; seq++ {
+		file, err := t.s.publish(t.dir, tailName(spec.Choice, spec.Attempt, seq), head, false)
+		if errors.Is(err, fs.ErrExist) {
+			continue // another writer of the same attempt
+		}
+		if err != nil {
+			return err
+		}
+		t.s.control.used().Add(room(tailHeaderLen))
+		if t.file != nil {
+			t.file.Close()
+		}
+		t.file, t.seq, t.spec, t.end, t.next = file, seq, spec, tailHeaderLen, spec.First
+		return nil
+	}
+}
+
+// check says whether this attempt may still write.
+func (t *tail) check() error {
+	if t.done {
+		return kvcache.ErrClosed
+	}
+	if t.word().Load() != uint64(t.spec.Attempt)+1 {
+		t.s.count.stale.Add(1)
+		return kvcache.ErrStale
+	}
+	return nil
+}
+
+// Append implements kvcache.TailWriter. Errors are the plain ones of kvcache, or
+// the file system's.
+func (t *tail) Append(r kvcache.Range) error {
+	if err := t.s.enter(context.Background()); err != nil {
+		return err
+	}
+	defer t.s.leave()
+	if err := t.check(); err != nil {
+		return err
+	}
+	if err := t.fits(r); err != nil {
+		return err
+	}
+	t.head = appendRecord(t.head[:0], t.end, r)
+	data := t.end + int64(len(t.head))
+	end := data + int64(len(r.Data))
+	grown := room(end) - room(t.end)
+	used := t.s.control.used().Add(grown)
+	if used > t.s.cfg.Limit-t.s.cfg.Limit/16 {
+		t.s.roomIsShort()
+	}
+	if used > t.s.cfg.Limit {
+		t.s.control.used().Add(-grown)
+		t.s.count.full.Add(1)
+		return kvcache.ErrFull
+	}
+	// The header last: it vouches for the data.
+	if _, err := t.file.WriteAt(r.Data, data); err != nil {
+		return t.failed(grown, err)
+	}
+	if _, err := t.file.WriteAt(t.head, t.end); err != nil {
+		return t.failed(grown, err)
+	}
+	t.end, t.next = end, t.next+len(r.IDs)
+	t.s.count.appends.Add(1)
+	t.s.count.appendBytes.Add(uint64(len(r.Data)))
+	return nil
+}
+
+// fits checks a range against the tail.
+func (t *tail) fits(r kvcache.Range) error {
+	switch {
+	case r.First != t.next:
+		return kvcache.ErrGap
+	case len(r.IDs) < 1 || len(r.IDs) > maxRange || len(r.Data) == 0 || r.Codec != kvcache.CodecRaw:
+		return fmt.Errorf("append %d tokens in %d bytes of codec %d: want 1 to %d, some, and %d",
+			len(r.IDs), len(r.Data), r.Codec, maxRange, kvcache.CodecRaw)
+	}
+	return nil
+}
+
+// failed takes back an append that the file system refused.
+func (t *tail) failed(grown int64, err error) error {
+	t.s.control.used().Add(-grown)
+	return t.s.failed(fmt.Errorf("append to tail: %w", err))
+}
+
+// roomIsShort wakes the goroutine that evicts.
+func (s *Store) roomIsShort() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Rotate implements kvcache.TailWriter.
+func (t *tail) Rotate(parent kvcache.Key, first int) error {
+	if err := t.s.enter(context.Background()); err != nil {
+		return err
+	}
+	defer t.s.leave()
+	if err := t.check(); err != nil {
+		return err
+	}
+	if first < 0 {
+		return fmt.Errorf("rotate tail to position %d", first)
+	}
+	spec := t.spec
+	spec.Parent, spec.First = parent, first
+	if err := t.begin(spec); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return kvcache.ErrStale // dropped in this moment
+		}
+		return t.s.failed(fmt.Errorf("rotate tail: %w", err))
+	}
+	t.removeOlder()
+	return nil
+}
+
+// removeOlder removes the files that the current one replaces. What cannot be
+// removed goes with the stream.
+func (t *tail) removeOlder() {
+	names, err := t.s.names(t.dir)
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		n, ok := parseTailName(name)
+		if !ok || n.choice != t.spec.Choice || n.attempt > t.spec.Attempt ||
+			n.attempt == t.spec.Attempt && n.seq >= t.seq {
+			continue
+		}
+		path := t.dir + "/" + name
+		if st, err := t.s.root.Lstat(path); err == nil && t.s.root.Remove(path) == nil {
+			t.s.control.used().Add(-room(st.Size()))
+		}
+	}
+}
+
+// Close implements kvcache.TailWriter.
+func (t *tail) Close() error {
+	t.done = true
+	t.free()
+	return nil
+}
+
+// free gives up what the tail holds of the process.
+func (t *tail) free() {
+	if t.fence != nil {
+		unmap(t.fence)
+		t.fence = nil
+	}
+	if t.file != nil {
+		t.file.Close()
+		t.file = nil
+	}
+}
+
+// DropTail implements kvcache.Tails.
+func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := s.removeTails(streamDir(space.Fingerprint, stream)); err != nil {
+		return s.failed(fmt.Errorf("drop tail: %w", err))
+	}
+	return nil
+}
+
+// removeTails drops a stream's folder: its writers are told by the fence, then it
+// goes at once from its place and after that from the disk.
+func (s *Store) removeTails(dir string) error {
+	s.overtake(dir)
+	trash := s.scratch()
+	if err := s.root.Rename(dir, trash); errors.Is(err, fs.ErrNotExist) {
+		return nil // no tails, or another call was faster
+	} else if err != nil {
+		return err
+	}
+	names, err := s.names(trash)
+	if err != nil {
+		return err
+	}
+	size := int64(0)
+	for _, name := range names {
+		if name == fenceName {
+			continue // a recount knows it, nobody else
+		}
+		if st, err := s.root.Lstat(trash + "/" + name); err == nil {
+			size += room(st.Size())
+		}
+	}
+	s.control.used().Add(-size)
+	return s.root.RemoveAll(trash)
+}
+
+// overtake makes the writers of a stream stale.
+func (s *Store) overtake(dir string) {
+	f, err := s.root.OpenFile(dir+"/"+fenceName, os.O_RDWR, 0)
+	if err != nil {
+		return // no writer
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || st.Size() < fenceSize {
+		return
+	}
+	if b, err := mapFile(f, fenceSize, true); err == nil {
+		word64(b, 0).Store(dropped)
+		unmap(b)
+	}
+}
+
+// overtakeAll does it for all streams of a model.
+func (s *Store) overtakeAll(f kvcache.Fingerprint) {
+	streams, _ := s.names(tailsDir(f)) // none, if it cannot be read
+	for _, stream := range streams {
+		s.overtake(tailsDir(f) + "/" + stream)
+	}
+}
+
+// sweepTails drops the streams that nobody has appended to for too long.
+func (s *Store) sweepTails(now time.Time) error {
+	models, err := s.names(modelsDir)
+	if err != nil {
+		return fmt.Errorf("sweep tails: %w", err)
+	}
+	for _, model := range models {
+		dir := modelsDir + "/" + model + "/tails"
+		streams, err := s.names(dir)
+		if err != nil {
+			return fmt.Errorf("sweep tails: %w", err)
+		}
+		for _, stream := range streams {
+			path := dir + "/" + stream
+			if last, ok := s.lastAppend(path); !ok || now.Sub(last) <= s.cfg.TailTTL {
+				continue
+			}
+			if err := s.removeTails(path); err != nil {
+				return fmt.Errorf("sweep tails: %w", err)
+			}
+			s.count.expired.Add(1)
+		}
+	}
+	return nil
+}
+
+// lastAppend is the time of the last write to any file of a folder, or to the
+// folder itself.
+func (s *Store) lastAppend(dir string) (last time.Time, ok bool) {
+	st, err := s.root.Lstat(dir)
+	if err != nil {
+		return last, false
+	}
+	last = st.ModTime()
+	names, err := s.names(dir)
+	if err != nil {
+		return last, false
+	}
+	for _, name := range names {
+		if st, err := s.root.Lstat(dir + "/" + name); err == nil && st.ModTime().After(last) {
+			last = st.ModTime()
+		}
+	}
+	return last, true
+}
