@@ -22,6 +22,12 @@ type choice struct {
 	params Params
 	emit   emitter
 
+	resumed  resumed  // what is left of a continuation's beginning
+	tokenIDs bool     // the sink wants ids
+	held     []heldID // ids of tokens whose text is still held back
+	sent     []int32  // ids for the sink, valid during its call; reused
+	skip     int      // bytes of the text to come that the client has
+
 	begun     bool      // the sink has been told
 	generated int       // tokens so far
 	cached    int       // prompt tokens that were not prefilled again
@@ -76,6 +82,9 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 			err = fmt.Errorf("panic while generating: %v\n%s", p, debug.Stack())
 		}
 	}()
+	if done, err := c.goOn(out); done || err != nil {
+		return err
+	}
 	for tok, err := range g.engine.Generate(ctx, c.ids, c.params) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -83,7 +92,7 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 		if err != nil {
 			return err
 		}
-		if err := g.fault.before(c.generated); err != nil {
+		if err := g.fault.before(c.generated, c.params.Delivered); err != nil {
 			return err
 		}
 		if done, err := c.step(tok, out); done || err != nil {
@@ -96,8 +105,12 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 	return errNoFinish
 }
 
-// before returns the fault that is due before token n.
-func (f Fault) before(n int) error {
+// before returns the fault that is due before token n. One that has cut a stream does
+// not cut its continuation too.
+func (f Fault) before(n, delivered int) error {
+	if delivered > 0 && n == delivered {
+		return nil
+	}
 	switch n {
 	case f.CutAt:
 		return errCut
@@ -111,11 +124,17 @@ func (f Fault) before(n int) error {
 
 // step takes one token and reports whether it was the last.
 func (c *choice) step(tok Token, out sink) (done bool, err error) {
-	if c.generated == 0 {
+	if c.generated == c.params.Delivered {
 		c.cached = tok.Cached
+		c.resumed.report(c, tok)
+	}
+	if c.generated == 0 {
 		c.offset = utf8.RuneCount(c.echo)
 	}
 	c.generated++
+	if c.tokenIDs {
+		c.held = append(c.held, heldID{tok.ID, c.emit.received, len(tok.Bytes)})
+	}
 	if c.params.TopLogprobs >= 0 && len(tok.Bytes) > 0 {
 		c.note(tok)
 	}
@@ -124,7 +143,7 @@ func (c *choice) step(tok Token, out sink) (done bool, err error) {
 		return false, err
 	}
 	if stopped {
-		return true, out.finish(c, "stop")
+		return true, c.end(out, "stop")
 	}
 	if tok.Finish == "" {
 		return false, nil
@@ -132,7 +151,13 @@ func (c *choice) step(tok Token, out sink) (done bool, err error) {
 	if err := c.send(out, c.emit.flush(), true); err != nil {
 		return false, err
 	}
-	return true, out.finish(c, tok.Finish)
+	return true, c.end(out, tok.Finish)
+}
+
+// end tells the sink that the choice is over, with the ids it has not seen.
+func (c *choice) end(out sink, reason string) error {
+	c.takeIDs(true)
+	return out.finish(c, reason)
 }
 
 // send passes text on, with the probabilities of the tokens it comes from.
@@ -142,7 +167,10 @@ func (c *choice) send(out sink, text []byte, last bool) error {
 		c.reported = append(c.reported, c.pending[0])
 		c.pending = c.pending[1:]
 	}
-	if c.begun && len(text) == 0 && len(c.reported) == 0 {
+	c.takeIDs(last || c.emit.stopped)
+	n := min(c.skip, len(text))
+	c.skip, text = c.skip-n, text[n:]
+	if c.begun && len(text) == 0 && len(c.reported) == 0 && len(c.sent) == 0 {
 		return nil
 	}
 	err := out.text(c, text, c.reported)
@@ -157,11 +185,7 @@ func (c *choice) note(tok Token) {
 		t.Bytes = append([]byte(nil), t.Bytes...)
 		l.top = append(l.top, t)
 	}
-	for _, b := range tok.Bytes {
-		if utf8.RuneStart(b) {
-			c.offset++
-		}
-	}
+	c.offset += runeStarts(tok.Bytes)
 	c.pending = append(c.pending, l)
 }
 

@@ -36,6 +36,12 @@ type Config struct {
 	// engine at its end.
 	Open func(ctx context.Context, progress func(percent float64)) (Engine, error)
 
+	// RelaySecret is what the relay proves itself with (header names.Relay). Without
+	// one nobody is believed to be the relay, so nothing is resumed here.
+	RelaySecret string
+	KV          KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
+	CatchUp     CatchUp  // how continuations decode what was not restored
+
 	ControlPlane string               // base URL, "" = do not register
 	MaxBody      int64                // largest request body in bytes, default 32 MiB
 	KeepAlive    time.Duration        // a stream silent for so long gets an SSE comment, default 15 s

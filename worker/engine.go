@@ -125,6 +125,11 @@ type Token struct {
 	Logprob float64   // natural log, only when asked for
 	Top     []Logprob // TopLogprobs alternatives, most probable first
 	Cached  int       // prompt tokens that were not prefilled again; set on the first step
+	// Restored, set on the first step too, is how many of the ids, delivered tokens
+	// included, had their KV restored from outside. Exact says that the others were
+	// decoded one at a time, alone, as CatchUpExact wants.
+	Restored int
+	Exact    bool
 }
 
 // Logprob is one alternative token.

@@ -55,7 +55,7 @@ func (s *Server) prepare(w http.ResponseWriter, r *http.Request, e Engine, ep op
 	if bad != nil {
 		return nil, bad
 	}
-	return s.plan(e, ep, body)
+	return s.plan(e, ep, body, s.caller(r))
 }
 
 // report counts a request that failed, and logs it when the fault is ours.

@@ -84,7 +84,7 @@ func isTimeout(err error) bool {
 }
 
 // plan parses a body into a generation.
-func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte) (*generation, error) {
+func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*generation, error) {
 	req, bad := openai.Parse(ep, body)
 	if bad != nil {
 		return nil, bad
@@ -123,6 +123,9 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte) (*generation, e
 		if err := g.addPrompt(req, prompts, i); err != nil {
 			return nil, err
 		}
+	}
+	if err := s.join(g, req, from); err != nil {
+		return nil, err
 	}
 	return g, nil
 }

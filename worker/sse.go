@@ -90,8 +90,10 @@ func (s *sse) text(c *choice, text []byte, probs []logprob) error {
 			s.buf = s.chunks.AppendText(s.buf, c.index, c.echo, nil)
 		}
 	}
-	if len(text) > 0 || raw != nil {
+	if len(text) > 0 || raw != nil || len(c.sent) > 0 {
+		at := len(s.buf)
 		s.buf = s.chunks.AppendText(s.buf, c.index, text, raw)
+		s.buf = s.extend(s.buf, at, c)
 	}
 	return s.writeLocked()
 }
@@ -101,8 +103,21 @@ func (s *sse) finish(c *choice, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reasons = append(s.reasons, reason)
-	s.buf = s.chunks.AppendFinish(s.buf[:0], c.index, reason)
+	s.buf = s.extend(s.chunks.AppendFinish(s.buf[:0], c.index, reason), 0, c)
 	return s.writeLocked()
+}
+
+// extend adds what the relay wants to know to an event of c that begins at the index
+// at of buf.
+func (s *sse) extend(buf []byte, at int, c *choice) []byte {
+	if len(c.sent) > 0 {
+		buf = s.chunks.InsertTokens(buf, at, c.sent)
+	}
+	if r := c.resumed; r.mode != "" {
+		buf = s.chunks.InsertKV(buf, at, r.mode, r.restored, r.computed)
+		c.resumed.mode = ""
+	}
+	return buf
 }
 
 // logprobs words probabilities in the form of the endpoint. It is the only part of

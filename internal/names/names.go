@@ -25,6 +25,9 @@ const (
 	Stream = "x-kvmesh-stream"
 	// Attempt numbers the attempts of one stream from 1.
 	Attempt = "x-kvmesh-attempt"
+	// Relay carries the secret by which a worker knows that a request comes from the
+	// relay, so that the body field "kvmesh" and the stream's id are believed.
+	Relay = "x-kvmesh-relay"
 )
 
 // RouteRelay is the value of Route that selects the relay.
@@ -73,7 +76,7 @@ func PoolCluster(pool string) string { return PoolPrefix + pool }
 func Stripped() []string {
 	return []string{
 		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Worker, Upstream,
-		"x-kvmesh-relay", "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
+		Relay, "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
 		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
 		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",
 		"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",

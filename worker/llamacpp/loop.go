@@ -313,6 +313,7 @@ func (l *loop) step() {
 	l.measure(time.Since(begin))
 	for _, p := range l.parts {
 		s := p.seq
+		s.mixed = s.mixed || s.exactTo > s.cached && len(l.batch) > 1
 		s.cached += p.n
 		l.g.cells.Add(int64(p.n))
 		// One token past the prompt is the one chosen last, fed back.
@@ -401,6 +402,7 @@ func (l *loop) choose(s *sequence, i int) error {
 	if !s.begun {
 		s.begun = true
 		tok.Cached = min(max(s.restored, s.shared), s.prompt)
+		tok.Restored, tok.Exact = s.restored, s.exactTo > 0 && !s.mixed
 	}
 	switch {
 	case !s.params.IgnoreEOS && l.voc.ends(pick.ID):

@@ -38,6 +38,7 @@ type sequence struct {
 	shared   int           // tokens whose KV came from a running sequence
 	// Tokens from exactFrom up to exactTo are decoded one at a time.
 	exactFrom, exactTo int
+	mixed              bool // others were in a batch that should have been a single token
 	begun              bool // a token was sent
 }
 

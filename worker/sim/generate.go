@@ -47,7 +47,8 @@ type sequence struct {
 	ids       []int32 // the last tokens; all that openCharacter looks at
 	state     uint64  // hash of all tokens so far
 	length    int     // tokens so far, prompt included
-	said      int     // tokens generated
+	said      int     // tokens generated, those delivered before included
+	first     bool    // nothing was generated here yet
 	answerLen int     // 0 = no end of its own
 	due       time.Time
 	itl       time.Duration
@@ -62,7 +63,7 @@ func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *seq
 	e.mu.Unlock()
 	ttft := duration(over.ttftMs, e.cfg.TTFT) + time.Duration(len(ids))*e.cfg.PrefillPerToken
 	s := &sequence{
-		e: e, in: in, p: p, length: len(ids), answerLen: e.cfg.AnswerLen,
+		e: e, in: in, p: p, length: len(ids), said: p.Delivered, first: true, answerLen: e.cfg.AnswerLen,
 		due: time.Now().Add(duration(in.TTFTms, ttft)),
 		itl: duration(in.ITLms, duration(over.itlMs, e.cfg.ITL)),
 		// The choice is part of the start, so that choices of one request differ.
@@ -93,7 +94,7 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 	if err := s.wait(ctx); err != nil {
 		return worker.Token{}, err
 	}
-	if s.said == 0 {
+	if s.first {
 		s.e.prompts.Add(uint64(s.length))
 	}
 	t := worker.Token{ID: s.choose()}
@@ -106,6 +107,7 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 		t.Logprob, t.Top = s.logprobs(t)
 	}
 	s.said++
+	s.first = false
 	s.length++
 	s.e.held.Add(1)
 	s.e.generated.Add(1)
@@ -115,7 +117,7 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 		s.ids = s.ids[:3]
 	}
 	s.ids = append(s.ids, t.ID)
-	if t.Finish == "" && (s.said >= s.p.MaxTokens || s.length >= s.e.cfg.ContextLen) {
+	if t.Finish == "" && (s.said-s.p.Delivered >= s.p.MaxTokens || s.length >= s.e.cfg.ContextLen) {
 		t.Finish = "length"
 	}
 	return t, nil
@@ -123,7 +125,7 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 
 // wait sleeps until the next token is due, through a stall if one was asked for.
 func (s *sequence) wait(ctx context.Context) error {
-	if s.said > 0 {
+	if !s.first {
 		s.due = s.due.Add(s.itl)
 	}
 	if s.in.StallAt != nil && *s.in.StallAt == s.said {

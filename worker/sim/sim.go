@@ -56,7 +56,8 @@ func (c Config) Validate() error {
 }
 
 // Engine is the simulated model. It implements worker.Engine and its optional
-// abilities Faulter, Decoder, Embedder and Controller, and is safe for concurrent use.
+// abilities Faulter, Decoder, Embedder, Resumer and Controller, and is safe for
+// concurrent use.
 type Engine struct {
 	cfg   Config
 	model worker.Model
@@ -161,6 +162,12 @@ func (e *Engine) Decode(ids []int32) []byte {
 	}
 	return text
 }
+
+// TokenBytes implements worker.Resumer.
+func (e *Engine) TokenBytes(id int32) []byte { return e.tok.decode(nil, id) }
+
+// EndsAnswer implements worker.Resumer.
+func (e *Engine) EndsAnswer(id int32) bool { return id == idEnd }
 
 // Load implements worker.Engine. KV use is the running sequences' tokens as a
 // share of MaxSeqs full contexts.

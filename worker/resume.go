@@ -1,0 +1,270 @@
+package worker
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// caller is who sent a request, as far as the worker cares: the relay, or somebody
+// who may not speak of streams.
+type caller struct {
+	relay   bool
+	stream  string // id of the stream, of the relay's requests only
+	attempt int    // likewise, 0 = not said
+}
+
+// caller reads and checks the headers of a request.
+func (s *Server) caller(r *http.Request) caller {
+	// Hashes have equal lengths, so the comparison takes as long for every guess.
+	got, want := sha256.Sum256([]byte(r.Header.Get(names.Relay))), sha256.Sum256([]byte(s.cfg.RelaySecret))
+	if s.cfg.RelaySecret == "" || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+		return caller{}
+	}
+	c := caller{relay: true, stream: r.Header.Get(names.Stream)}
+	if n, err := strconv.Atoi(r.Header.Get(names.Attempt)); err == nil && n > 0 {
+		c.attempt = n
+	}
+	return c
+}
+
+// meshField is the body field "kvmesh" of the relay's requests. Fields it does not
+// know pass: a relay may be newer than a worker.
+type meshField struct {
+	// TokenIDs asks for token_ids in every chunk of the stream.
+	TokenIDs bool `json:"token_ids"`
+	// Salt is the tenant's, see KVStream.
+	Salt   string       `json:"salt"`
+	Resume *resumeField `json:"resume"`
+}
+
+// resumeField says what a stream has delivered so far.
+type resumeField struct {
+	Stream  string          `json:"stream"`
+	Attempt int             `json:"attempt"`
+	Choices []resumedChoice `json:"choices"`
+}
+
+// resumedChoice is what the client has of one choice: its tokens, and of their text,
+// echo included, the first TextBytes bytes.
+type resumedChoice struct {
+	Index     int     `json:"index"`
+	TokenIDs  []int32 `json:"token_ids"`
+	TextBytes int     `json:"text_bytes"`
+}
+
+// join makes a generation part of a stream: it reads what the relay says, continues
+// what was delivered, and has the KV kept.
+func (s *Server) join(g *generation, req *openai.Request, from caller) error {
+	var field meshField
+	if raw := req.Raw(openai.ReservedField); raw != nil {
+		if !from.relay {
+			return openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
+		}
+		if err := json.Unmarshal(raw, &field); err != nil {
+			return openai.Invalid(openai.ReservedField, "Invalid '%s': %v.", openai.ReservedField, err)
+		}
+	}
+	stream, attempt := from.stream, from.attempt
+	if r := field.Resume; r != nil {
+		if r.Stream == "" || r.Attempt < 1 {
+			return openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': a stream and an attempt of at least 1 are needed.")
+		}
+		stream, attempt = r.Stream, r.Attempt
+	}
+	if req.Seed == nil && stream != "" {
+		// Every worker that carries the stream must draw the same numbers.
+		for _, c := range g.choices {
+			c.params.Seed = streamSeed(stream)
+		}
+	}
+	if r := field.Resume; r != nil {
+		for _, rc := range r.Choices {
+			if err := g.resume(rc); err != nil {
+				return err
+			}
+		}
+	}
+	if stream == "" {
+		stream = rand.Text() // nobody will continue it, but its blocks serve others
+	}
+	for _, c := range g.choices {
+		c.tokenIDs = field.TokenIDs
+		c.params.CatchUp = s.cfg.CatchUp
+		if s.cfg.KV != nil && c.resumed.reason == "" {
+			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt})
+		}
+	}
+	return nil
+}
+
+// streamSeed is the seed of a stream whose request has none.
+func streamSeed(stream string) uint64 {
+	sum := sha256.Sum256([]byte("kvmesh seed\x00" + stream))
+	return binary.LittleEndian.Uint64(sum[:])
+}
+
+// resumed is the beginning of a choice that goes on elsewhere.
+type resumed struct {
+	text   []byte // of the delivered tokens, and not delivered with them
+	reason string // the delivered tokens end the answer already
+
+	// What the relay is told with the next event; mode "" = nothing.
+	mode               string
+	restored, computed int
+}
+
+// resume puts a choice into the state it had after the delivered tokens. All of it is
+// a function of the request and those tokens.
+func (g *generation) resume(rc resumedChoice) error {
+	const param = "kvmesh.resume"
+	if rc.Index < 0 || rc.Index >= len(g.choices) {
+		return openai.Invalid(param, "Invalid '%s': choice %d of %d.", param, rc.Index, len(g.choices))
+	}
+	c := g.choices[rc.Index]
+	engine, ok := g.engine.(Resumer)
+	switch {
+	case c.begun || c.params.Delivered > 0:
+		return openai.Invalid(param, "Invalid '%s': choice %d is there twice.", param, rc.Index)
+	case !ok:
+		return openai.Invalid(param, "This engine cannot continue a stream.")
+	case len(rc.TokenIDs) > c.params.MaxTokens:
+		return openai.Invalid(param, "Invalid '%s': choice %d has %d tokens, and may have %d.", param, rc.Index, len(rc.TokenIDs), c.params.MaxTokens)
+	}
+	for _, id := range rc.TokenIDs {
+		if id < 0 || int(id) >= g.engine.Model().Vocab {
+			return openai.Invalid(param, "Invalid '%s': token id %d is not in the vocabulary of %d.", param, id, g.engine.Model().Vocab)
+		}
+	}
+	c.begun = len(rc.TokenIDs) > 0 || rc.TextBytes > 0
+	text := c.replay(engine, rc.TokenIDs)
+	// Text that a later token has freed may be ahead of the tokens.
+	early := rc.TextBytes - len(text)
+	if rc.TextBytes < 0 || early > utf8.UTFMax*len(c.emit.buf) {
+		return openai.Invalid(param, "Invalid '%s': choice %d delivered %d bytes of text, its tokens have %d.", param, rc.Index, rc.TextBytes, len(text))
+	}
+	if c.skip = max(early, 0); early <= 0 && c.begun {
+		c.resumed.text = bytes.Clone(text[rc.TextBytes:])
+	}
+	c.generated, c.params.Delivered = len(rc.TokenIDs), len(rc.TokenIDs)
+	c.params.MaxTokens -= len(rc.TokenIDs)
+	c.ids = slices.Concat(c.ids, rc.TokenIDs)
+	return nil
+}
+
+// replay feeds delivered tokens to the emitter and returns the text that may have
+// been sent by then, echo included.
+func (c *choice) replay(engine Resumer, ids []int32) []byte {
+	text := bytes.Clone(c.echo)
+	c.offset = utf8.RuneCount(c.echo)
+	if len(ids) > 0 && len(ids) == c.params.MaxTokens {
+		c.resumed.reason = "length"
+	}
+	for _, id := range ids {
+		if !c.params.IgnoreEOS && engine.EndsAnswer(id) {
+			c.resumed.reason = "stop"
+			return append(text, c.emit.flush()...)
+		}
+		b := engine.TokenBytes(id)
+		c.offset += runeStarts(b)
+		part, stopped := c.emit.push(b)
+		text = append(text, part...)
+		if stopped {
+			c.resumed.reason = "stop"
+			return text
+		}
+	}
+	if c.resumed.reason != "" {
+		text = append(text, c.emit.flush()...)
+	}
+	return text
+}
+
+// goOn sends what a continuation owes before its first new token, and reports
+// whether there is none to come.
+func (c *choice) goOn(out sink) (done bool, err error) {
+	r := &c.resumed
+	if r.reason == "" && len(r.text) == 0 {
+		return false, nil
+	}
+	if r.reason != "" {
+		r.mode = modeReplayed // nothing had to be restored
+	}
+	if len(r.text) > 0 || !c.begun {
+		if err := out.text(c, r.text, nil); err != nil {
+			return false, err
+		}
+		c.begun, r.text = true, nil
+	}
+	if r.reason == "" {
+		return false, nil
+	}
+	return true, out.finish(c, r.reason)
+}
+
+// The ways in which a stream can go on, as the relay counts them.
+const (
+	modeExact    = "exact"    // KV restored, same batch shapes
+	modeRestored = "restored" // KV restored, batch shapes differ
+	modeReplayed = "replayed" // prefilled
+)
+
+// report notes how the engine came to a continuation's first token.
+func (r *resumed) report(c *choice, tok Token) {
+	if c.params.Delivered == 0 || !c.tokenIDs {
+		return
+	}
+	r.restored, r.computed = tok.Restored, len(c.ids)-tok.Restored
+	switch {
+	case tok.Exact:
+		r.mode = modeExact
+	case tok.Restored > 0 && tok.Restored >= len(c.ids)-c.params.Delivered:
+		r.mode = modeRestored
+	default:
+		r.mode = modeReplayed
+	}
+}
+
+// heldID is a token id on its way to the relay.
+type heldID struct {
+	id          int32
+	start, size int // its raw bytes
+}
+
+// takeIDs moves the ids that can be sent to c.sent; last = all. Ids go out at once,
+// with or without their text, which a continuation holds back again as the emitter
+// does here. A token's log-probabilities could not be found again, so ids wait for
+// them where they are wanted.
+func (c *choice) takeIDs(last bool) {
+	c.sent = c.sent[:0]
+	n := 0
+	for _, h := range c.held {
+		if !last && c.params.TopLogprobs >= 0 && h.start >= c.emit.released && (h.size > 0 || h.start > c.emit.released) {
+			break
+		}
+		c.sent = append(c.sent, h.id)
+		n++
+	}
+	c.held = append(c.held[:0], c.held[n:]...)
+}
+
+// runeStarts counts the characters that begin in b.
+func runeStarts(b []byte) int {
+	n := 0
+	for _, c := range b {
+		if utf8.RuneStart(c) {
+			n++
+		}
+	}
+	return n
+}
