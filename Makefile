@@ -6,7 +6,8 @@ FUZZTIME  ?= 10s
 COUNT     ?= 6
 BENCH     ?= .
 BENCHPKGS ?= ./...
-# Tests start real Envoys and models; the limit is for one that hangs.
+# Tests start real Envoys and models: one package at a time, so that one's load is
+# not another's failure. The limit is for one that hangs.
 TIMEOUT   ?= 20m
 PKGS      ?= ./...
 
@@ -35,11 +36,11 @@ build: preflight ## build bin/kvmesh, without a C compiler
 	CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS) -o bin/kvmesh ./cmd/kvmesh
 
 test: tools ## fetch what the tests need and run them all
-	CGO_ENABLED=0 $(GO) test -timeout $(TIMEOUT) $(PKGS)
+	CGO_ENABLED=0 $(GO) test -p 1 -timeout $(TIMEOUT) $(PKGS)
 
 race: tools ## all tests with the race detector, in random order (needs a C compiler)
 	@command -v $${CC:-cc} >/dev/null || { echo "kvmesh: the race detector needs a C compiler" >&2; echo "hint: Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc; macOS: xcode-select --install" >&2; exit 1; }
-	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout $(TIMEOUT) $(PKGS)
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -p 1 -timeout $(TIMEOUT) $(PKGS)
 
 fuzz: preflight ## run every fuzz target for FUZZTIME (10s)
 	@sh scripts/fuzz.sh
