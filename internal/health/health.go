@@ -60,6 +60,9 @@ type Config struct {
 	ErrorPenalty float64       // utilization added per share of failed requests
 	Hysteresis   float64       // smallest relative change that moves a weight
 	MinShare     float64       // share of a pool that keeps taking traffic
+	// ThrottlePenalty is how much more load weighs on a GPU that is slowed all the
+	// time: 1 halves its weight.
+	ThrottlePenalty float64
 }
 
 // Report is one load report.
@@ -68,13 +71,17 @@ type Report struct {
 	Utilization float64 // 1 is full, more is overload
 	RPS         float64 // finished requests per second
 	EPS         float64 // failed requests per second
+	GPU         GPU     // the worst of the worker's
+	// SelfCheckFailed says that the engine did not generate when the worker tried.
+	SelfCheckFailed bool
 }
 
 // Input is all that is known of a worker.
 type Input struct {
 	Draining  bool      // asked to drain, or stopping
 	Loading   bool      // registered, model not ready
-	Failed    string    // why it is certainly broken (fatal fault, connection refused), "" = not
+	Failed    string    // why it is certainly broken (connection refused), "" = not
+	Sick      string    // why it says itself that it cannot serve, "" = it does not
 	Since     time.Time // of the first report of this incarnation, zero = none yet
 	Report    Report    // the last one; At is zero when there was none
 	Heard     time.Time // last sign of life of any kind
@@ -94,15 +101,16 @@ type Verdict struct {
 // Assess judges one worker. prev is its last verdict, for hysteresis; the zero
 // Verdict stands for none.
 func Assess(now time.Time, c Config, in Input, prev Verdict) Verdict {
+	fault := in.fault()
 	switch {
 	case in.Draining:
 		v := Verdict{Status: Draining, Weight: MinWeight, Reason: "draining", dead: true}
-		if in.Failed != "" {
-			v.Reason += "; " + in.Failed
+		if fault != "" {
+			v.Reason += "; " + fault
 		}
 		return v
-	case in.Failed != "":
-		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: in.Failed, dead: true}
+	case fault != "":
+		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: fault, dead: true}
 	case in.Loading:
 		return Verdict{Status: Unhealthy, Weight: MinWeight, Reason: "loading", dead: true}
 	}
@@ -130,9 +138,26 @@ func Assess(now time.Time, c Config, in Input, prev Verdict) Verdict {
 	return Verdict{Status: Healthy, Weight: settle(w, prev, c.Hysteresis)}
 }
 
+// fault says why the worker is certainly broken, "" when it is not. It stands until
+// the worker reports otherwise, however long that takes.
+func (in Input) fault() string {
+	gpu := in.Report.GPU.Fault()
+	switch {
+	case in.Failed != "":
+		return in.Failed
+	case gpu != "":
+		return gpu
+	case in.Sick != "":
+		return in.Sick
+	case in.Report.SelfCheckFailed:
+		return "self-check failed"
+	}
+	return ""
+}
+
 // weigh turns a load into a weight: inversely proportional to utilization, as in
-// A58 at equal request rates, with failed requests counted as load. It is 0 when
-// the report makes no sense: a worker that cannot count must not get the most.
+// A58 at equal request rates, with failed requests counted as load, and all of it
+// counted more on a GPU that is slowed down. It is 0 when the report makes no sense: a worker that cannot count must not get the most.
 func weigh(c Config, r Report) uint32 {
 	u := r.Utilization
 	if r.EPS > 0 {
@@ -141,7 +166,7 @@ func weigh(c Config, r Report) uint32 {
 	if math.IsNaN(u) || r.Utilization < 0 {
 		return 0
 	}
-	u = max(u, 0.1)
+	u = max(u, 0.1) * r.GPU.slowed(c.ThrottlePenalty)
 	return uint32(min(max(math.Round(fullAt/u), MinWeight), MaxWeight))
 }
 

@@ -16,7 +16,7 @@ var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func usual() health.Config {
 	return health.Config{
 		Blackout: 2 * time.Second, Expiration: 10 * time.Second, Silence: 3 * time.Second,
-		ErrorPenalty: 1, Hysteresis: 0.1, MinShare: 0.3,
+		ErrorPenalty: 1, Hysteresis: 0.1, MinShare: 0.3, ThrottlePenalty: 1,
 	}
 }
 
@@ -117,8 +117,15 @@ func TestMonotonicInEachFault(t *testing.T) {
 				in.Failed = "broken"
 			}
 		},
-		"drain":   func(in *health.Input, x float64) { in.Draining = x > 0.5 },
-		"loading": func(in *health.Input, x float64) { in.Loading = x > 0.5 },
+		"drain":      func(in *health.Input, x float64) { in.Draining = x > 0.5 },
+		"sickness":   func(in *health.Input, x float64) { in.Sick = []string{"", "self-check failed"}[int(x+0.5)] },
+		"self-check": func(in *health.Input, x float64) { in.Report.SelfCheckFailed = x > 0.5 },
+		"XID":        func(in *health.Input, x float64) { in.Report.GPU.XID = 79 * int(x+0.5) },
+		"ECC":        func(in *health.Input, x float64) { in.Report.GPU.ECC = math.Floor(3 * x) },
+		"row remap":  func(in *health.Input, x float64) { in.Report.GPU.RemapFailed = x > 0.5 },
+		"lost GPU":   func(in *health.Input, x float64) { in.Report.GPU.Lost = x > 0.5 },
+		"throttling": func(in *health.Input, x float64) { in.Report.GPU.Throttled = 1.5 * x },
+		"loading":    func(in *health.Input, x float64) { in.Loading = x > 0.5 },
 	}
 	for name, apply := range faults {
 		check := func(base uint8, a, b uint16) bool {
