@@ -28,6 +28,19 @@ const (
 	MetricKVUsage    = "kvmesh.kv_usage"      // 0..1
 	MetricTokensPerS = "kvmesh.tokens_per_s"  // generated tokens per second
 	MetricIncarn     = "kvmesh.incarnation_s" // Unix seconds of the worker's start
+
+	MetricInterTokenS = "kvmesh.inter_token_s"     // time between two tokens of one answer, moving average
+	MetricErrorRate   = "kvmesh.error_rate"        // 0..1, share of the last requests that failed
+	MetricSelfCheck   = "kvmesh.self_check_failed" // 1 when the last self-check failed, else 0
+
+	// Of the worst of the worker's GPUs; absent where nothing reads them.
+	MetricGPULost        = "kvmesh.gpu_lost"              // 1 when a GPU is gone or needs a reset
+	MetricGPUXID         = "kvmesh.gpu_xid"               // the last fatal XID since the start, 0 for none
+	MetricGPUECC         = "kvmesh.gpu_ecc_uncorrectable" // uncorrectable memory errors since the start
+	MetricGPURemapFailed = "kvmesh.gpu_row_remap_failed"  // 1 when broken memory could not be replaced
+	MetricGPUThrottled   = "kvmesh.gpu_throttled"         // 0..1, share of the last seconds slowed by heat or lack of power
+	MetricGPUMemory      = "kvmesh.gpu_memory"            // 0..1 in use
+	MetricGPUUtilization = "kvmesh.gpu_utilization"       // 0..1
 )
 
 // Registration is what a worker says of itself. It is the JSON body of
@@ -44,8 +57,10 @@ type Registration struct {
 	PID         int64    `json:"pid,omitempty"`
 	Host        string   `json:"host,omitempty"` // host name of the worker
 	Fingerprint string   `json:"fingerprint,omitempty"`
-	// State is "" or StateReady, StateLoading, StateDraining.
+	// State is "" or StateReady, StateLoading, StateDraining, StateFailed.
 	State string `json:"state,omitempty"`
+	// Reason says why, for people; it goes with StateFailed.
+	Reason string `json:"reason,omitempty"`
 }
 
 // States of a Registration.
@@ -53,6 +68,7 @@ const (
 	StateReady    = "ready"
 	StateLoading  = "loading"
 	StateDraining = "draining"
+	StateFailed   = "failed" // it runs and knows that it cannot serve
 )
 
 // Validate reports the first field that is missing or malformed.
@@ -76,10 +92,10 @@ func (r Registration) Validate() error {
 		return fmt.Errorf("address %q: want the ip:port of one host", r.Address)
 	}
 	switch r.State {
-	case "", StateReady, StateLoading, StateDraining:
+	case "", StateReady, StateLoading, StateDraining, StateFailed:
 		return nil
 	}
-	return fmt.Errorf("state %q: want %s, %s or %s", r.State, StateReady, StateLoading, StateDraining)
+	return fmt.Errorf("state %q: want %s, %s, %s or %s", r.State, StateReady, StateLoading, StateDraining, StateFailed)
 }
 
 // Lease is the control plane's answer to a Registration.
