@@ -24,13 +24,16 @@ const (
 // engine that took it wrote it. Data belongs to whoever made the range.
 type KVRange struct {
 	From, To int
-	Data     []byte
+	// Good is the position up to which the tokens are the wanted ones; 0 = To.
+	Good int
+	Data []byte
 }
 
 // KVChain is stored KV for the beginning of a generation.
 type KVChain struct {
 	// Ranges are in order of position, the first from 0, each beginning where the
-	// one before it ends. The last may end behind the tokens that are wanted.
+	// one before it ends. The last may end behind the tokens that are wanted, but for
+	// its Good.
 	Ranges []KVRange
 	// Done is called once, when the engine no longer reads the ranges: tokens is
 	// how many were restored, took the time it cost, and err why a range was
@@ -53,7 +56,7 @@ type KVSession interface {
 	// grown to the first held of tokens, which it may keep no reference to. It
 	// decides what to copy and calls take for it, during the call only. It must
 	// return within the time of a copy: every stream of the engine waits for it.
-	// last is set at the end of the generation, however it ends.
+	// last is set at the end of the generation, however it ends; held may be 0 then.
 	Step(tokens []int32, held int, last bool, take KVCopy)
 }
 

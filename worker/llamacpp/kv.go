@@ -66,6 +66,9 @@ func (l *loop) loadNext(s *sequence) {
 	s.stored.Ranges = s.stored.Ranges[1:]
 	// The newest token must be decoded for its logits.
 	to := min(r.To, len(s.tokens)-1)
+	if r.Good > 0 {
+		to = min(to, r.Good)
+	}
 	err := errGap
 	if r.From <= s.cached && s.cached < to {
 		err = l.kv.LoadRange(s.slot, s.cached, to, r)
@@ -100,7 +103,7 @@ func (s *sequence) loaded(err error) {
 
 // keep lets the session of s copy what it wants of the KV.
 func (l *loop) keep(s *sequence, last bool) {
-	if s.params.KV == nil || l.kv == nil || s.slot < 0 {
+	if s.params.KV == nil || l.kv == nil {
 		return
 	}
 	s.params.KV.Step(s.tokens, s.cached, last, func(dst []byte, from, to int) ([]byte, error) {

@@ -162,6 +162,7 @@ func (l *loop) drop(s *sequence) {
 		l.g.waiting.Add(-1)
 	}
 	s.forget()
+	l.keep(s, true)
 }
 
 // fail ends a sequence with an error.

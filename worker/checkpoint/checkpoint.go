@@ -1,0 +1,212 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/worker"
+)
+
+// Store is what a Keeper needs: blocks and tails.
+type Store interface {
+	kvcache.Store
+	kvcache.Tails
+}
+
+// Config describes a Keeper. Zero fields take the defaults named beside them.
+type Config struct {
+	Store Store // required; the caller closes it after the Keeper
+	// Block is the number of tokens of a full block; default 64. Workers that share a
+	// store find each other's blocks only with the same.
+	Block int
+	// Interval is the number of tokens between two appends to a tail; default 16, 1 =
+	// after every token.
+	Interval int
+	// MaxRestore bounds what a look-up may take, however long the prefill is; default
+	// 2 s.
+	MaxRestore time.Duration
+	// QueueBytes bounds the copies that wait to be stored; default 64 MiB.
+	QueueBytes int64
+	Registry   prometheus.Registerer // for the metrics kvmesh_kv_*; default: none
+	Log        *slog.Logger          // default: silent
+}
+
+// withDefaults returns c with every zero field set.
+func (c Config) withDefaults() Config {
+	if c.Block == 0 {
+		c.Block = 64
+	}
+	if c.Interval == 0 {
+		c.Interval = 16
+	}
+	if c.MaxRestore == 0 {
+		c.MaxRestore = 2 * time.Second
+	}
+	if c.QueueBytes == 0 {
+		c.QueueBytes = 64 << 20
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// mostBlock is the largest block: a tail's range takes as many tokens.
+const mostBlock = 512
+
+// Validate reports the first field that cannot work.
+func (c Config) Validate() error {
+	switch {
+	case c.Store == nil:
+		return errors.New("checkpoint: no store")
+	case c.Block < 0 || c.Block > mostBlock:
+		return fmt.Errorf("checkpoint: block of %d tokens: 1 to %d", c.Block, mostBlock)
+	case c.Interval < 0 || c.MaxRestore < 0 || c.QueueBytes < 0:
+		return errors.New("checkpoint: a limit is negative")
+	}
+	return nil
+}
+
+// Keeper keeps the KV of many generations. It implements worker.KVKeeper and is safe
+// for concurrent use.
+type Keeper struct {
+	cfg     Config
+	metrics *metrics
+	jobs    chan job
+	queued  atomic.Int64 // bytes
+	buffers buffers
+	rate    atomic.Int64 // of restoring, bytes per second
+
+	life   sync.RWMutex // held for reading while a job is queued
+	closed bool
+	done   chan struct{}
+}
+
+var _ worker.KVKeeper = (*Keeper)(nil)
+
+// queueJobs bounds the number of waiting copies, most of them small.
+const queueJobs = 1024
+
+// firstRate is the estimate of restored bytes per second before one was measured.
+const firstRate = 500 << 20
+
+// New starts a keeper; Close ends it.
+func New(cfg Config) (*Keeper, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	k := &Keeper{cfg: cfg, jobs: make(chan job, queueJobs), done: make(chan struct{})}
+	k.metrics = newMetrics(cfg.Registry, &k.queued, cfg.Store)
+	k.rate.Store(firstRate)
+	go k.write()
+	return k, nil
+}
+
+// Session implements worker.KVKeeper.
+func (k *Keeper) Session(m worker.Model, s worker.KVStream) worker.KVSession {
+	space := kvcache.NewSpace(m.Fingerprint, []byte(s.Salt))
+	return &session{
+		k: k, space: space, parent: space.Root,
+		tail: tail{spec: kvcache.TailSpec{Space: space, Stream: s.ID, Choice: s.Choice, Attempt: s.Attempt}},
+	}
+}
+
+// Close stores what is queued and ends the keeper. Sessions that go on keep nothing
+// from then on. It may be called twice.
+func (k *Keeper) Close() error {
+	k.life.Lock()
+	if !k.closed {
+		k.closed = true
+		close(k.jobs)
+	}
+	k.life.Unlock()
+	<-k.done
+	return nil
+}
+
+// queue hands a job over without ever waiting; false when it cannot be taken.
+func (k *Keeper) queue(j job) bool {
+	k.life.RLock()
+	defer k.life.RUnlock()
+	if k.closed {
+		return false
+	}
+	select {
+	case k.jobs <- j:
+		k.queued.Add(int64(len(j.data)))
+		return true
+	default:
+		return false
+	}
+}
+
+// room reports whether a copy of about size bytes may be made.
+func (k *Keeper) room(size int64) bool {
+	return k.queued.Load()+size <= k.cfg.QueueBytes && len(k.jobs) < cap(k.jobs)-1
+}
+
+// storeTime bounds one call of the store; a dead one must not stop the writer.
+const storeTime = 10 * time.Second
+
+// write stores jobs in the order in which they came.
+func (k *Keeper) write() {
+	defer close(k.done)
+	for j := range k.jobs {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTime)
+		j.s.store(ctx, j)
+		cancel()
+		k.queued.Add(-int64(len(j.data)))
+		k.buffers.put(j.data)
+	}
+}
+
+// buffers keeps memory for copies between uses, one list for blocks and one for
+// ranges of tails, so that a small copy does not take a large buffer. Safe for
+// concurrent use.
+type buffers struct {
+	mu           sync.Mutex
+	large, small [][]byte
+}
+
+// Copies of more than smallCopy bytes are large; as many buffers of each size are
+// kept as mostSpare.
+const (
+	smallCopy = 256 << 10
+	mostSpare = 32
+)
+
+func (b *buffers) get(size int) []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := &b.small
+	if size > smallCopy {
+		list = &b.large
+	}
+	if n := len(*list); n > 0 {
+		buf := (*list)[n-1]
+		*list = (*list)[:n-1]
+		return buf[:0]
+	}
+	return make([]byte, 0, size)
+}
+
+func (b *buffers) put(buf []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := &b.small
+	if cap(buf) > smallCopy {
+		list = &b.large
+	}
+	if cap(buf) > 0 && len(*list) < mostSpare {
+		*list = append(*list, buf)
+	}
+}

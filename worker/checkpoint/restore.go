@@ -1,0 +1,219 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/worker"
+)
+
+// found is what the store has for a generation.
+type found struct {
+	match  kvcache.Match
+	tail   []kvcache.Range // that continue the chain, the first perhaps from before its end
+	good   int             // position up to which the tail's tokens are the wanted ones
+	chain  int             // tokens of the full blocks
+	bytes  int64
+	parent kvcache.Key // of what follows the full blocks
+}
+
+// Restore implements worker.KVSession.
+func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duration) worker.KVChain {
+	s.given = len(ids)
+	begin := time.Now()
+	budget := min(prefill, s.k.cfg.MaxRestore)
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	f := s.find(ctx, ids)
+	s.next, s.parent, s.tailTo = f.chain, f.parent, f.chain
+	if f.bytes == 0 {
+		s.k.metrics.restores.WithLabelValues("miss").Inc()
+		return worker.KVChain{}
+	}
+	// What is restored has not to be prefilled; the rest takes its time either way.
+	saved := time.Duration(float64(prefill) * float64(max(f.chain, f.good)) / float64(len(ids)))
+	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); time.Since(begin)+cost > min(saved, s.k.cfg.MaxRestore) {
+		s.k.metrics.restores.WithLabelValues("slower").Inc()
+		return worker.KVChain{}
+	}
+	l := &loan{s: s, begin: begin, bytes: f.bytes}
+	l.take(ctx, f)
+	if len(l.ranges) == 0 {
+		l.release()
+		s.k.metrics.restores.WithLabelValues("refused").Inc()
+		return worker.KVChain{}
+	}
+	l.ready = time.Since(begin)
+	return worker.KVChain{Ranges: l.ranges, Done: l.done}
+}
+
+// find looks up the longest chain and what continues it.
+func (s *session) find(ctx context.Context, ids []int32) found {
+	f := found{parent: s.space.Root}
+	m, err := s.k.cfg.Store.Longest(ctx, kvcache.Query{Space: s.space, IDs: ids})
+	if err != nil {
+		s.note("longest", err)
+	}
+	f.match, f.chain = m, m.Tokens()
+	for _, b := range m.Blocks {
+		f.bytes += b.Size
+		f.parent = b.Key
+	}
+	// A stream that nobody continues has no tail.
+	if s.tail.spec.Attempt > 0 {
+		s.findTail(ctx, ids, &f)
+	}
+	if f.good > f.chain+m.Common {
+		f.match.Common = 0
+		for _, r := range f.tail {
+			f.bytes += int64(len(r.Data))
+		}
+	} else if f.tail = nil; m.Common > 0 {
+		f.good = f.chain + m.Common
+		f.bytes += m.Partial.Size
+	}
+	return f
+}
+
+// findTail picks the tail that leads furthest.
+func (s *session) findTail(ctx context.Context, ids []int32, f *found) {
+	tails, err := s.k.cfg.Store.ReadTail(ctx, s.space, s.tail.spec.Stream, s.tail.spec.Choice)
+	if err != nil {
+		s.note("tail", err)
+		return
+	}
+	for _, t := range tails {
+		if t.First > f.chain || !s.follows(t, ids) {
+			continue
+		}
+		ranges, good := match(t.Ranges, ids, f.chain)
+		if good > f.good {
+			f.tail, f.good = ranges, good
+		}
+	}
+}
+
+// follows reports whether a tail's parent is what ids have before it.
+func (s *session) follows(t kvcache.Tail, ids []int32) bool {
+	if t.First%s.k.cfg.Block != 0 {
+		return false // written with blocks of another size
+	}
+	return s.keyAt(ids, t.First) == t.Parent
+}
+
+// match returns the ranges behind the position from whose tokens are those of ids, and
+// the position up to which they are.
+func match(ranges []kvcache.Range, ids []int32, from int) (used []kvcache.Range, good int) {
+	for _, r := range ranges {
+		n := 0
+		for n < len(r.IDs) && r.First+n < len(ids) && r.IDs[n] == ids[r.First+n] {
+			n++
+		}
+		if n > 0 && r.First+n > from {
+			used, good = append(used, r), r.First+n
+		}
+		if n < len(r.IDs) {
+			break
+		}
+	}
+	return used, good
+}
+
+// note counts an error of a look-up, and a refusal by its reason.
+func (s *session) note(op string, err error) {
+	if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
+		s.k.metrics.refused.WithLabelValues(r.Reason.String()).Inc()
+		s.k.cfg.Log.Warn("stored KV is refused", "reason", r.Reason, "detail", r.Detail)
+		return
+	}
+	s.k.metrics.failed.WithLabelValues(op).Inc()
+	s.k.cfg.Log.Debug("look up KV", "op", op, "err", err)
+}
+
+// again lets the blocks from position to be published once more: what is stored of
+// them is not good.
+func (s *session) again(to int) {
+	size := s.k.cfg.Block
+	if to -= to % size; to < s.next {
+		s.next, s.tailTo, s.parent, s.unkeyed = to, to, s.space.Root, to > 0
+	}
+}
+
+// loan is stored KV while the engine reads it.
+type loan struct {
+	s      *session
+	begin  time.Time
+	ready  time.Duration // that the look-up took
+	bytes  int64
+	ranges []worker.KVRange
+	lent   []*kvcache.Lent
+}
+
+// take borrows and verifies everything, up to the first thing that is not good.
+func (l *loan) take(ctx context.Context, f found) {
+	at := 0
+	for _, b := range f.match.Blocks {
+		if !l.borrow(ctx, b, 0) {
+			l.s.again(b.First)
+			return
+		}
+		at = b.First + b.Tokens
+	}
+	if f.match.Common > 0 {
+		l.borrow(ctx, f.match.Partial, at+f.match.Common)
+		return
+	}
+	for i, r := range f.tail {
+		kr := worker.KVRange{From: r.First, To: r.First + len(r.IDs), Data: r.Data}
+		if i == len(f.tail)-1 {
+			kr.Good = f.good
+		}
+		l.ranges = append(l.ranges, kr)
+	}
+}
+
+// borrow adds one block, verified; false = refused.
+func (l *loan) borrow(ctx context.Context, b kvcache.Found, good int) bool {
+	lent, err := l.s.k.cfg.Store.Get(ctx, b.Ref)
+	if err != nil {
+		l.s.note("get", err)
+		return false
+	}
+	data, err := lent.Payload()
+	if err != nil {
+		l.s.note("get", err)
+		lent.Release()
+		return false
+	}
+	l.lent = append(l.lent, lent)
+	l.ranges = append(l.ranges, worker.KVRange{From: b.First, To: b.First + b.Tokens, Good: good, Data: data})
+	return true
+}
+
+// done is called by the engine when it has loaded what it could.
+func (l *loan) done(tokens int, took time.Duration, err error) {
+	l.release()
+	m := l.s.k.metrics
+	m.restored.Add(float64(tokens))
+	switch {
+	case err != nil:
+		m.refused.WithLabelValues("engine").Inc()
+		m.restores.WithLabelValues("refused").Inc()
+	case tokens == 0:
+		m.restores.WithLabelValues("unused").Inc()
+	default:
+		m.restores.WithLabelValues("restored").Inc()
+		m.restoreTime.Observe((l.ready + took).Seconds())
+		rate := int64(float64(l.bytes) / max((l.ready+took).Seconds(), 1e-6))
+		l.s.k.rate.Store((3*l.s.k.rate.Load() + rate) / 4)
+	}
+}
+
+func (l *loan) release() {
+	for _, b := range l.lent {
+		b.Release()
+	}
+	l.lent = nil
+}
