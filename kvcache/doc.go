@@ -12,13 +12,15 @@
 //
 //	fingerprint = H("kvmesh kv fingerprint v1\0" text)
 //	root        = H("kvmesh kv root v1\0" fingerprint[32] salt)
-//	key         = H("kvmesh kv block v1\0" fingerprint[32] parent[32] n:u32 id:u32 × n)
+//	key         = H("kvmesh kv block v1\0" fingerprint[32] root[32] parent[32] n:u32 id:u32 × n)
 //
 // The text of the fingerprint names the weights' hash, the engine's build and
 // its layout of the state, its type and context parameters, and the adapter; the
 // salt is the tenant's. The parent of a first block is the root. Another model,
 // layout, adapter or tenant therefore never reaches a block, and a block that is
-// handed out for another key is noticed by its reader.
+// handed out for another key is noticed by its reader. That each key has root and
+// fingerprint in it, and not only through its parents, lets a reader prove them
+// from one frame alone.
 //
 // # Frame
 //

@@ -72,8 +72,8 @@ func TestGoldenKeys(t *testing.T) {
 		"fingerprint": {space.Fingerprint.String(), "6f74ab7a8555b747554cd02be1d042156be1051091a91900236449c911c3d0b2"},
 		"root":        {Root("gemma/f16", nil).String(), "5dd9615bb9ce7cccc7d4809909fde84d51a01acca290becb1bf908ec01fff242"},
 		"salted":      {Root("gemma/f16", []byte("tenant")).String(), "4f6a516b837b4e4a2d29d79aa937ef1c969ade0af3ea6896e658bf1db5259c51"},
-		"first":       {first.String(), "ba8b44f176da667d316f9945c8a27c1ef1fa7b7857e8243b98444529d849f8b8"},
-		"second":      {space.Key(first, []int32{4}).String(), "62ae330879925d1952492baae267e79024a5f2d9d488deca4a5b78baf55f0950"},
+		"first":       {first.String(), "1e8b79fc7316ef5f221fa4e9a2d1b9678e0fa5a47aca8b7b5e64599cdd7e3ff4"},
+		"second":      {space.Key(first, []int32{4}).String(), "05065a17e4327821b070501752c039957eb45a2874bc8c188f931fe2936249cb"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %s, want %s", name, c.got, c.want)

@@ -57,6 +57,7 @@ func (s Space) Key(parent Key, ids []int32) Key {
 	var room [512]byte
 	b := append(room[:0], domainBlock...)
 	b = append(b, s.Fingerprint[:]...)
+	b = append(b, s.Root[:]...)
 	b = append(b, parent[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(ids)))
 	return sha256.Sum256(appendIDs(b, ids))
