@@ -34,6 +34,7 @@ type workerOptions struct {
 	ttft            time.Duration
 	itl             time.Duration
 	unused          unusedFlags
+	kv              kvOptions
 }
 
 func workerCommand(e *env) *cobra.Command {
@@ -84,6 +85,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
 	o.unused.add(f)
+	o.kv.add(f)
 	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
@@ -115,6 +117,11 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 	default:
 		return usagef("--engine %q: want %s or %s", o.engine, policy.EngineLlamaCpp, policy.EngineSim)
 	}
+	done, err := o.kv.apply(&o.Config, o.checkpointEvery, e.getenv)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return worker.Run(ctx, o.Config)
 }
 

@@ -17,7 +17,10 @@ import (
 // libraries carry.
 const (
 	bindingVersion = "github.com/hybridgroup/yzma v1.28"
-	engineVersion  = "0.5.0" // what llama_version must begin with
+	engineVersion  = "0.5.0" // the release that is fetched
+	// olderVersion is in the packages of some systems. Its structs are the same, and
+	// the conformance suite passes with it.
+	olderVersion = "0.4.0"
 )
 
 // libraryNames are the file names that must be in Config.LibDir, in the order in
@@ -85,13 +88,15 @@ func checkModelFile(path string) (fs.FileInfo, error) {
 
 // checkVersion compares what libllama reports with what the binding mirrors.
 func checkVersion(dir, got string) error {
-	if got == engineVersion || strings.HasPrefix(got, engineVersion+"-") {
-		return nil
+	for _, want := range []string{engineVersion, olderVersion} {
+		if got == want || strings.HasPrefix(got, want+"-") {
+			return nil
+		}
 	}
 	if got == "" {
 		got = "none"
 	}
-	return fmt.Errorf("the llama.cpp in %s reports version %s, but this program's binding (%s) reads the structs of version %s: use those libraries", dir, got, bindingVersion, engineVersion)
+	return fmt.Errorf("the llama.cpp in %s reports version %s, but this program's binding (%s) reads the structs of versions %s and %s: use those libraries", dir, got, bindingVersion, engineVersion, olderVersion)
 }
 
 // explainLoad adds to a loader's error which package has the missing library. The

@@ -65,7 +65,7 @@ func TestModelFileMustBeGGUF(t *testing.T) {
 
 func TestVersionPair(t *testing.T) {
 	for got, ok := range map[string]bool{
-		"0.5.0": true, "0.5.0-dev": true, "0.5.1": false, "0.6.0-dev": false, "0.5.01": false, "": false, "1.0.5.0": false,
+		"0.5.0": true, "0.4.0": true, "0.4.0-dev": true, "0.4.1": false, "0.5.0-dev": true, "0.5.1": false, "0.6.0-dev": false, "0.5.01": false, "": false, "1.0.5.0": false,
 	} {
 		err := checkVersion("dir", got)
 		if (err == nil) != ok {

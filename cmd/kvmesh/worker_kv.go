@@ -1,0 +1,76 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"github.com/kvmesh/kvmesh/kvcache/dirstore"
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/checkpoint"
+)
+
+// kvOptions are the flags of `kvmesh worker` that keep the KV of streams, so that
+// another worker can go on with them.
+type kvOptions struct {
+	dir        string
+	limit      int64
+	block      int
+	catchUp    string
+	secretFile string
+}
+
+// add adds the flags.
+func (o *kvOptions) add(f *pflag.FlagSet) {
+	f.StringVar(&o.dir, "kv-dir", "", "directory in which the workers of a host keep the KV of their streams, best below /dev/shm (default: none is kept)")
+	f.Int64Var(&o.limit, "kv-limit", 4<<30, "most bytes in --kv-dir, of all its workers together")
+	f.IntVar(&o.block, "kv-block", 64, "tokens of a block of KV; equal for all workers of --kv-dir")
+	f.StringVar(&o.catchUp, "catch-up", "exact", "how a continued stream decodes what was not checkpointed: exact (one token at a time, as the lost worker did) or fast (as one batch)")
+	f.StringVar(&o.secretFile, "relay-secret-file", "", "file with the secret by which the relay proves itself (default KVMESH_RELAY_SECRET; without one no stream is continued here)")
+}
+
+// apply fills in the worker's configuration. What it opens is closed by close, after
+// the worker has ended.
+func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) string) (done func(), err error) {
+	switch o.catchUp {
+	case "exact":
+		cfg.CatchUp = worker.CatchUpExact
+	case "fast":
+		cfg.CatchUp = worker.CatchUpFast
+	default:
+		return nil, usagef("--catch-up %q: want exact or fast", o.catchUp)
+	}
+	cfg.RelaySecret = getenv("KVMESH_RELAY_SECRET")
+	if o.secretFile != "" {
+		raw, err := os.ReadFile(o.secretFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the relay's secret: %w", err)
+		}
+		if cfg.RelaySecret = strings.TrimSpace(string(raw)); cfg.RelaySecret == "" {
+			return nil, usagef("--relay-secret-file %s is empty", o.secretFile)
+		}
+	}
+	if o.dir == "" {
+		return func() {}, nil
+	}
+	store, err := dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log})
+	if err != nil {
+		return nil, withHint(err, "give --kv-dir a directory of this user, best below /dev/shm")
+	}
+	if cfg.Registry == nil {
+		cfg.Registry = prometheus.NewRegistry()
+	}
+	keeper, err := checkpoint.New(checkpoint.Config{Store: store, Block: o.block, Interval: interval, Registry: cfg.Registry, Log: cfg.Log})
+	if err != nil {
+		store.Close()
+		return nil, err
+	}
+	cfg.KV = keeper
+	return func() {
+		keeper.Close()
+		store.Close()
+	}, nil
+}
