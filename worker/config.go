@@ -42,6 +42,12 @@ type Config struct {
 	KV          KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
 	CatchUp     CatchUp  // how continuations decode what was not restored
 
+	GPU GPUProbe // reads the worker's GPUs, nil = nobody does
+
+	// SelfCheck is how often an engine that is idle must generate a token, default
+	// 30 s; negative = never, not at the start either.
+	SelfCheck time.Duration
+
 	ControlPlane string               // base URL, "" = do not register
 	MaxBody      int64                // largest request body in bytes, default 32 MiB
 	KeepAlive    time.Duration        // a stream silent for so long gets an SSE comment, default 15 s
@@ -62,7 +68,7 @@ func (c *Config) setDefaults() {
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
-	}{{&c.KeepAlive, 15 * time.Second}, {&c.DrainTimeout, 30 * time.Second}, {&c.BodyTimeout, time.Minute}} {
+	}{{&c.KeepAlive, 15 * time.Second}, {&c.DrainTimeout, 30 * time.Second}, {&c.BodyTimeout, time.Minute}, {&c.SelfCheck, 30 * time.Second}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}

@@ -113,7 +113,7 @@ func TestLifecycleCountsRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	idle := l.drain()
+	idle := l.stop()
 	if _, err := l.begin(); err == nil || err.RetryAfter == 0 {
 		t.Errorf("while draining: %v", err)
 	}
@@ -125,7 +125,7 @@ func TestLifecycleCountsRequests(t *testing.T) {
 	}
 	l.end()
 	<-idle
-	if l.drain() != idle {
+	if l.stop() != idle {
 		t.Error("a second drain is another one")
 	}
 }

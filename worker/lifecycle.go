@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"net/http"
 	"sync"
 	"time"
 
@@ -12,26 +11,49 @@ import (
 // lifecycle is where the worker stands between its start and its end, and counts
 // the requests that must finish before the end. Safe for concurrent use.
 type lifecycle struct {
-	changed chan struct{} // gets an element when the state has changed, capacity 1
+	changed chan struct{} // the first of watchers
+	// hardware says what is wrong below the engine, "" for nothing; nil asks nobody.
+	hardware func() string
 
 	mu       sync.Mutex
-	engine   Engine // nil while loading
+	watchers []chan struct{} // each gets an element when the state has changed, capacity 1
+	engine   Engine          // nil while loading
 	percent  float64
-	draining bool
+	stopping bool  // for good
+	drained  bool  // asked to take no requests, which can be taken back
+	sick     error // why the last self-check failed, nil if it did not
+	failures int   // self-checks in a row that failed
 	inflight int
-	idle     chan struct{} // closed when draining and inflight is 0
+	idle     chan struct{} // closed when stopping and inflight is 0
 }
+
+// hopeless is how many self-checks in a row must fail until the process should
+// rather be started anew.
+const hopeless = 3
 
 // newLifecycle starts in the state of loading at 0 percent.
 func newLifecycle() *lifecycle {
-	return &lifecycle{changed: make(chan struct{}, 1), idle: make(chan struct{})}
+	l := &lifecycle{idle: make(chan struct{})}
+	l.changed = l.watch()
+	return l
 }
 
-// notify announces a change of state without ever waiting for a reader.
-func (l *lifecycle) notify() {
-	select {
-	case l.changed <- struct{}{}:
-	default: // a change is already announced
+// watch returns a channel that gets an element when the state has changed.
+func (l *lifecycle) watch() chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := make(chan struct{}, 1)
+	l.watchers = append(l.watchers, w)
+	return w
+}
+
+// notifyLocked announces a change of state without ever waiting for a reader.
+func (l *lifecycle) notifyLocked() {
+	for _, w := range l.watchers {
+		select {
+		case w <- struct{}{}:
+		default: // a change is already announced
+		}
 	}
 }
 
@@ -47,20 +69,64 @@ func (l *lifecycle) loaded(e Engine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.engine = e
-	l.notify()
+	l.notifyLocked()
 }
 
-// drain refuses requests from now on and returns a channel that is closed when
-// the last running one has ended.
-func (l *lifecycle) drain() <-chan struct{} {
+// announce tells that something changed which the lifecycle does not hold itself.
+func (l *lifecycle) announce() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.draining {
-		l.draining = true
+	l.notifyLocked()
+}
+
+// healthy reports whether the last self-check went well.
+func (l *lifecycle) healthy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sick == nil
+}
+
+// checked notes how a self-check ended.
+func (l *lifecycle) checked(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was := l.sick
+	l.sick = err
+	l.failures++
+	if err == nil {
+		l.failures = 0
+	}
+	if (was == nil) != (err == nil) || l.failures == hopeless {
+		l.notifyLocked()
+	}
+}
+
+// setDrained refuses requests until it is taken back. ok is false when the worker
+// is stopping, which cannot be.
+func (l *lifecycle) setDrained(on bool) (ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopping && !on {
+		return false
+	}
+	if l.drained != on {
+		l.drained = on
+		l.notifyLocked()
+	}
+	return true
+}
+
+// stop refuses requests from now on and returns a channel that is closed when
+// the last running one has ended.
+func (l *lifecycle) stop() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.stopping {
+		l.stopping = true
 		if l.inflight == 0 {
 			close(l.idle)
 		}
-		l.notify()
+		l.notifyLocked()
 	}
 	return l.idle
 }
@@ -70,8 +136,12 @@ func (l *lifecycle) begin() (Engine, *openai.Error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.draining:
+	case l.stopping:
 		return nil, openai.Unavailable(time.Second, "This worker is shutting down.")
+	case l.drained:
+		return nil, openai.Unavailable(time.Second, "This worker is draining.")
+	case l.engine == nil && l.sick != nil:
+		return nil, openai.Unavailable(time.Second, "The model does not generate.")
 	case l.engine == nil:
 		return nil, openai.Unavailable(time.Second, "The model is still being loaded (%.0f %%).", l.percent)
 	}
@@ -84,7 +154,7 @@ func (l *lifecycle) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inflight--
-	if l.draining && l.inflight == 0 {
+	if l.stopping && l.inflight == 0 {
 		close(l.idle)
 	}
 }
@@ -104,6 +174,15 @@ func (l *lifecycle) load() Load {
 	return Load{}
 }
 
+// quiet reports whether nothing is asked of the engine.
+func (l *lifecycle) quiet() bool {
+	l.mu.Lock()
+	inflight := l.inflight
+	l.mu.Unlock()
+	load := l.load()
+	return inflight == 0 && load.Running == 0 && load.Waiting == 0
+}
+
 // broken returns why the engine can no longer generate, nil if it can or is
 // still being loaded.
 func (l *lifecycle) broken() error {
@@ -113,49 +192,37 @@ func (l *lifecycle) broken() error {
 	return nil
 }
 
-// state is the word for the registration. A broken engine takes no new requests,
-// which is what draining says.
-func (l *lifecycle) state() string {
-	failed := l.broken() != nil
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.draining || failed:
-		return fleet.StateDraining
-	case l.engine == nil:
-		return fleet.StateLoading
-	}
-	return fleet.StateReady
-}
-
-// healthStatus is the body of /health and /ready.
-type healthStatus struct {
-	Status  string   `json:"status"`
-	Worker  string   `json:"worker"`
-	Percent *float64 `json:"percent,omitempty"` // of loading
-	Reason  string   `json:"reason,omitempty"`
-}
-
-// health answers whether the process should live.
-func (l *lifecycle) health() (int, healthStatus) {
+// fault says why no request should come here although nobody asked for that, ""
+// for no reason.
+func (l *lifecycle) fault() string {
 	if err := l.broken(); err != nil {
-		return http.StatusServiceUnavailable, healthStatus{Status: "failed", Reason: err.Error()}
+		return err.Error()
 	}
-	return http.StatusOK, healthStatus{Status: "ok"}
-}
-
-// ready answers whether it should get requests.
-func (l *lifecycle) ready() (int, healthStatus) {
-	if err := l.broken(); err != nil {
-		return http.StatusServiceUnavailable, healthStatus{Status: "not_ready", Reason: err.Error()}
+	if l.hardware != nil {
+		if why := l.hardware(); why != "" {
+			return why
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.draining:
-		return http.StatusServiceUnavailable, healthStatus{Status: "shutting_down"}
-	case l.engine == nil:
-		return http.StatusServiceUnavailable, healthStatus{Status: "loading", Percent: new(l.percent)}
+	if l.sick != nil {
+		return l.sick.Error()
 	}
-	return http.StatusOK, healthStatus{Status: "ready"}
+	return ""
+}
+
+// state is the word for the registration, and the reason where it has one.
+func (l *lifecycle) state() (state, reason string) {
+	fault := l.fault()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.stopping || l.drained:
+		return fleet.StateDraining, fault
+	case fault != "":
+		return fleet.StateFailed, fault
+	case l.engine == nil:
+		return fleet.StateLoading, ""
+	}
+	return fleet.StateReady, ""
 }

@@ -18,6 +18,10 @@ type metrics struct {
 	e2e     *prometheus.HistogramVec
 	success *prometheus.CounterVec
 
+	coldStart    prometheus.Gauge
+	checks       prometheus.Counter
+	checksFailed prometheus.Counter
+
 	finished atomic.Uint64 // requests that ended, well or not
 	failed   atomic.Uint64 // requests that ended in a fault of the worker
 
@@ -43,7 +47,16 @@ func newMetrics(reg *prometheus.Registry, model func() string, load func() Load)
 			Name: "vllm:request_success_total", Help: "Choices generated, by how they ended.",
 		}, []string{modelLabel, "finished_reason"}),
 	}
-	reg.MustRegister(m.ttft, m.e2e, m.success, loadCollector{m},
+	m.coldStart = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "kvmesh_worker_cold_start_seconds", Help: "Time from the start of the worker to its first generated token, 0 before it.",
+	})
+	m.checks = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "kvmesh_worker_self_checks_total", Help: "Tokens generated to see whether the engine works.",
+	})
+	m.checksFailed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "kvmesh_worker_self_checks_failed_total", Help: "Self-checks without a token.",
+	})
+	reg.MustRegister(m.ttft, m.e2e, m.success, m.coldStart, m.checks, m.checksFailed, loadCollector{m},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -39,8 +39,9 @@ func (s *Server) table() map[string]route {
 		openai.TokenizePath:        {http.MethodPost, s.answer(s.tokenize)},
 		openai.DetokenizePath:      {http.MethodPost, s.answer(s.detokenize)},
 		modelsPath:                 {http.MethodGet, s.listModels},
-		"/health":                  {http.MethodGet, s.answerHealth(s.life.health)},
-		"/ready":                   {http.MethodGet, s.answerHealth(s.life.ready)},
+		"/health":                  {http.MethodGet, s.answerHealth},
+		"/ready":                   {http.MethodGet, s.answerReady},
+		"/drain":                   {"", s.answerDrain},
 		"/metrics":                 {http.MethodGet, metrics.ServeHTTP},
 		"/sim":                     {"", s.control},
 	}
@@ -148,15 +149,6 @@ func (s *Server) recoverPanic(t *tracker, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	openai.Errorf(http.StatusInternalServerError, "The worker hit an internal error.").Write(t)
-}
-
-// answerHealth serves /health or /ready.
-func (s *Server) answerHealth(of func() (int, healthStatus)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		status, body := of()
-		body.Worker = s.cfg.ID
-		writeJSON(w, status, body)
-	}
 }
 
 // control passes to the engine's own control endpoint, where it has one.

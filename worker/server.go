@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -48,7 +49,11 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, life: newLifecycle(), health: health.NewServer(), started: time.Now()}
+	s.life.hardware = s.hardware
 	s.metrics = newMetrics(cfg.Registry, s.modelName, s.life.load)
+	if cfg.GPU != nil {
+		cfg.Registry.MustRegister(gpuCollector{s.devices})
+	}
 	s.routes = s.table()
 	s.grpc = newGRPC(&orcaService{life: s.life, metrics: s.metrics, started: s.started}, s.health)
 	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
@@ -79,8 +84,14 @@ func (s *Server) Run(ctx context.Context) error {
 	if engine != nil {
 		defer engine.Close()
 	}
-	if err == nil {
-		s.cfg.Log.Info("worker serves", "id", s.cfg.ID, "addr", s.Addr(), "model", s.modelName())
+	if err == nil && engine != nil {
+		checks, end := context.WithCancel(ctx)
+		var checking sync.WaitGroup
+		checking.Go(func() { s.keepChecking(checks, engine) })
+		defer func() { // before the engine is closed
+			end()
+			checking.Wait()
+		}()
 		select {
 		case <-ctx.Done():
 		case err = <-served:
@@ -122,8 +133,6 @@ func (s *Server) open(ctx context.Context, served chan error) (Engine, error) {
 		if o.err != nil {
 			return nil, fmt.Errorf("open engine %s: %w", s.cfg.EngineName, o.err)
 		}
-		s.life.loaded(o.engine)
-		s.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 		return o.engine, nil
 	case err := <-served:
 		cancel()
@@ -132,10 +141,22 @@ func (s *Server) open(ctx context.Context, served chan error) (Engine, error) {
 	}
 }
 
+// tellHealth sets what the gRPC health service answers.
+func (s *Server) tellHealth() {
+	word := healthpb.HealthCheckResponse_NOT_SERVING
+	if status, _ := s.life.ready(); status == http.StatusOK {
+		word = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", word)
+}
+
+// hardware says what is wrong with the worker's GPUs, "" for nothing.
+func (s *Server) hardware() string { return worstGPU(s.devices()).Fault() }
+
 // drain refuses new requests and waits for the running ones.
 func (s *Server) drain() {
 	s.health.Shutdown()
-	idle := s.life.drain()
+	idle := s.life.stop()
 	timer := time.NewTimer(s.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {
@@ -168,7 +189,8 @@ func (s *Server) newRegistrar() *registrar {
 		client:  &http.Client{Timeout: 2 * time.Second},
 		current: func() fleet.Registration {
 			r := fixed
-			r.State, r.Model = s.life.state(), s.modelName()
+			r.State, r.Reason = s.life.state()
+			r.Model = s.modelName()
 			if e := s.life.current(); e != nil {
 				r.Fingerprint = e.Model().Fingerprint
 			}
