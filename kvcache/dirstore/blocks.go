@@ -166,7 +166,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	for i := range generations {
 		s.control.generationAt(i).Add(1)
 	}
-	if err := s.root.RemoveAll(trash); err != nil {
+	if err := s.discard(trash); err != nil {
 		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
 	}
 	return s.failed(s.recount())

@@ -251,3 +251,14 @@ func (s *Store) link(temp, dir, base string, mkdir bool) (err error) {
 	}
 	return err
 }
+
+// discard removes a folder that has been renamed out of everybody's sight. A call
+// that had it open before may still add a file or two.
+func (s *Store) discard(dir string) (err error) {
+	for range 8 {
+		if err = s.root.RemoveAll(dir); err == nil {
+			return nil
+		}
+	}
+	return err
+}

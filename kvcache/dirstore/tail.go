@@ -297,7 +297,7 @@ func (s *Store) removeTails(dir string) error {
 		}
 	}
 	s.control.used().Add(-size)
-	return s.root.RemoveAll(trash)
+	return s.discard(trash)
 }
 
 // overtake makes the writers of a stream stale.

@@ -210,33 +210,45 @@ func (s *Store) readTail(name string, want kvcache.TailSpec) (kvcache.Tail, erro
 	if err != nil {
 		return kvcache.Tail{}, err
 	}
-	h, err := parseTailHeader(b)
-	if err != nil {
-		return kvcache.Tail{}, err
+	t, end, err := parseTail(b, want)
+	if err == nil {
+		s.countEnd(end)
 	}
-	if h.Space != want.Space {
-		return kvcache.Tail{}, &kvcache.Refusal{Reason: kvcache.ReasonForeign, Detail: "tail of another model or tenant"}
-	}
-	if h.Choice != want.Choice || h.Attempt != want.Attempt || h.stream != sha256.Sum256([]byte(want.Stream)) {
-		return kvcache.Tail{}, &kvcache.Refusal{Reason: kvcache.ReasonKey, Detail: "tail of another stream"}
-	}
-	h.Stream = want.Stream
-	t := kvcache.Tail{TailSpec: h.TailSpec}
-	at, next := int64(tailHeaderLen), h.First
-	for {
-		r, end, err := parseRecord(b, at, next)
-		if err != nil {
-			s.countEnd(err, at < int64(len(b)))
-			return t, nil
-		}
-		t.Ranges = append(t.Ranges, r)
-		at, next = end, next+len(r.IDs)
-	}
+	return t, err
 }
 
-// countEnd counts why a tail ended before its file did.
-func (s *Store) countEnd(err error, more bool) {
-	if _, ok := s.refused(err); !ok && more {
+// parseTail reads the valid part of a tail file, which ends where end says:
+// io.EOF with the file, errEnd at a record that is not finished, a
+// *kvcache.Refusal at a wrong one. The ranges refer to b. The error is a
+// *kvcache.Refusal of all of it, if it is not the tail wanted.
+func parseTail(b []byte, want kvcache.TailSpec) (t kvcache.Tail, end, err error) {
+	h, err := parseTailHeader(b)
+	if err != nil {
+		return t, nil, err
+	}
+	if h.Space != want.Space {
+		return t, nil, &kvcache.Refusal{Reason: kvcache.ReasonForeign, Detail: "tail of another model or tenant"}
+	}
+	if h.Choice != want.Choice || h.Attempt != want.Attempt || h.stream != sha256.Sum256([]byte(want.Stream)) {
+		return t, nil, &kvcache.Refusal{Reason: kvcache.ReasonKey, Detail: "tail of another stream"}
+	}
+	h.Stream = want.Stream
+	t.TailSpec = h.TailSpec
+	for at, next := int64(tailHeaderLen), h.First; at < int64(len(b)); {
+		r, after, err := parseRecord(b, at, next)
+		if err != nil {
+			return t, err, nil
+		}
+		t.Ranges = append(t.Ranges, r)
+		at, next = after, next+len(r.IDs)
+	}
+	return t, io.EOF, nil
+}
+
+// countEnd counts why a tail ended before its file did. A record that is being
+// written in this moment counts as torn too.
+func (s *Store) countEnd(end error) {
+	if _, ok := s.refused(end); !ok && end == errEnd {
 		s.count.refused[kvcache.ReasonTorn].Add(1)
 	}
 }

@@ -362,7 +362,7 @@ func testCrashTails(t *testing.T, h Harness) {
 			// The successor goes on.
 			sp.Attempt = 2
 			w := openTail(t, ts, sp)
-			appendRanges(t, w, sp, 64, 70, 2)
+			appendRanges(t, w, sp, run{64, 70, 2})
 			w.Close()
 			checkTail(t, readTail(t, ts, sp)[0], 2)
 		}

@@ -48,12 +48,15 @@ func openTail(t testing.TB, ts kvcache.Tails, spec kvcache.TailSpec) kvcache.Tai
 	return w
 }
 
-// appendRanges appends ranges of n tokens up to a position.
-func appendRanges(t testing.TB, w kvcache.TailWriter, spec kvcache.TailSpec, from, to, n int) {
+// run is the ranges of n tokens each from one position to another.
+type run struct{ from, to, n int }
+
+// appendRanges appends a run to a tail.
+func appendRanges(t testing.TB, w kvcache.TailWriter, spec kvcache.TailSpec, r run) {
 	t.Helper()
-	for ; from < to; from += n {
-		if err := w.Append(rangeAt(spec.Stream, spec.Attempt, from, n)); err != nil {
-			t.Fatalf("append at %d: %v", from, err)
+	for at := r.from; at < r.to; at += r.n {
+		if err := w.Append(rangeAt(spec.Stream, spec.Attempt, at, r.n)); err != nil {
+			t.Fatalf("append at %d: %v", at, err)
 		}
 	}
 }
@@ -80,7 +83,7 @@ func testTail(t *testing.T, h Harness) {
 		t.Errorf("a new tail reads as %+v", got)
 	}
 	for at := 64; at < 80; at++ {
-		appendRanges(t, w, sp, at, at+1, 1)
+		appendRanges(t, w, sp, run{at, at + 1, 1})
 		got := readTail(t, ts, sp) // while its writer is at work
 		if len(got) != 1 || len(got[0].IDs()) != at-63 {
 			t.Fatalf("after position %d: %+v", at, got)
@@ -104,7 +107,7 @@ func testTail(t *testing.T, h Harness) {
 			t.Errorf("a range with %s was appended", name)
 		}
 	}
-	appendRanges(t, w, sp, 80, 81, 1) // none of it did harm
+	appendRanges(t, w, sp, run{80, 81, 1}) // none of it did harm
 	// The bytes are the reader's: they outlive everything.
 	kept := readTail(t, ts, sp)[0]
 	checkTail(t, kept, 1)
@@ -117,7 +120,7 @@ func testTail(t *testing.T, h Harness) {
 	if len(got) != 1 || got[0].TailSpec != rotated || len(got[0].Ranges) != 0 {
 		t.Errorf("after rotation: %+v", got)
 	}
-	appendRanges(t, w, rotated, 128, 128+512, 512)
+	appendRanges(t, w, rotated, run{128, 128 + 512, 512})
 	got = readTail(t, ts, sp)
 	checkTail(t, got[0], 512)
 	for range 2 {
@@ -143,7 +146,7 @@ func testTailAttempts(t *testing.T, h Harness) {
 	space := kvcache.NewSpace("model", nil)
 	first, second := spec(space, "stream", 0, 1), spec(space, "stream", 0, 2)
 	w1 := openTail(t, ts, first)
-	appendRanges(t, w1, first, 64, 70, 1)
+	appendRanges(t, w1, first, run{64, 70, 1})
 	w2 := openTail(t, ts, second)
 	// The one that was overtaken.
 	if err := w1.Append(rangeAt("stream", 1, 70, 1)); !errors.Is(err, kvcache.ErrStale) {
@@ -168,10 +171,10 @@ func testTailAttempts(t *testing.T, h Harness) {
 		t.Fatalf("two attempts read as %+v", got)
 	}
 	checkTail(t, got[1], 1)
-	appendRanges(t, w2, second, 64, 66, 2)
+	appendRanges(t, w2, second, run{64, 66, 2})
 	third := openTail(t, ts, second) // the same attempt again, from anew
-	appendRanges(t, third, second, 64, 72, 4)
-	appendRanges(t, w2, second, 66, 70, 2)
+	appendRanges(t, third, second, run{64, 72, 4})
+	appendRanges(t, w2, second, run{66, 70, 2})
 	got = readTail(t, ts, first)
 	if len(got) != 3 || len(got[0].Ranges) != 2 || len(got[1].Ranges) != 3 || len(got[2].Ranges) != 6 {
 		t.Fatalf("three tails read as %+v", got)
@@ -187,7 +190,7 @@ func testTailAttempts(t *testing.T, h Harness) {
 	// Choices do not disturb each other.
 	other := spec(space, "stream", 1, 2)
 	w := openTail(t, ts, other)
-	appendRanges(t, w, other, 64, 65, 1)
+	appendRanges(t, w, other, run{64, 65, 1})
 	if err := w.Rotate(space.Root, 65); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +206,7 @@ func testTailDrop(t *testing.T, h Harness) {
 	one, two, other := spec(space, "stream", 0, 1), spec(space, "stream", 1, 1), spec(space, "stream 2", 0, 1)
 	w := openTail(t, ts, one)
 	for _, sp := range []kvcache.TailSpec{two, other} {
-		appendRanges(t, openTail(t, ts, sp), sp, 64, 66, 1)
+		appendRanges(t, openTail(t, ts, sp), sp, run{64, 66, 1})
 	}
 	for range 2 { // the second time there is nothing left
 		if err := ts.DropTail(context.Background(), space, "stream"); err != nil {
@@ -235,7 +238,7 @@ func testTailDrop(t *testing.T, h Harness) {
 	}
 	// Everything may begin anew.
 	w = openTail(t, ts, one)
-	appendRanges(t, w, one, 64, 65, 1)
+	appendRanges(t, w, one, run{64, 65, 1})
 	if got := readTail(t, ts, one); len(got) != 1 || len(got[0].Ranges) != 1 {
 		t.Errorf("a stream that came back reads as %+v", got)
 	}
@@ -245,7 +248,7 @@ func testTailSpaces(t *testing.T, h Harness) {
 	s := h.fresh(t)
 	ts := tails(t, s)
 	sp := spec(kvcache.NewSpace("model", []byte("a")), "stream", 0, 1)
-	appendRanges(t, openTail(t, ts, sp), sp, 64, 66, 1)
+	appendRanges(t, openTail(t, ts, sp), sp, run{64, 66, 1})
 	for _, space := range []kvcache.Space{kvcache.NewSpace("model", nil), kvcache.NewSpace("model", []byte("b")), kvcache.NewSpace("model 2", []byte("a"))} {
 		wrong := sp
 		wrong.Space = space
@@ -274,7 +277,7 @@ func testTailSpaces(t *testing.T, h Harness) {
 	// Any text is a stream's id.
 	for _, stream := range []string{"../../x", "a/b", string(make([]byte, 5000))} {
 		odd := spec(sp.Space, stream, 0, 0)
-		appendRanges(t, openTail(t, ts, odd), odd, 64, 65, 1)
+		appendRanges(t, openTail(t, ts, odd), odd, run{64, 65, 1})
 		if got := readTail(t, ts, odd); len(got) != 1 || len(got[0].Ranges) != 1 {
 			t.Errorf("stream %.10q reads as %+v", stream, got)
 		}
@@ -293,7 +296,7 @@ func testTailPins(t *testing.T, h Harness) {
 	sp := spec(space, "stream", 0, 1)
 	sp.Parent = frames[3].Key
 	w := openTail(t, ts, sp)
-	appendRanges(t, w, sp, 64, 66, 1)
+	appendRanges(t, w, sp, run{64, 66, 1})
 	for seed := range uint64(20) {
 		put(t, s, chain(space, tokens(100+seed, 16*8), 16, size)...)
 	}

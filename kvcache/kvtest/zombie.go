@@ -34,7 +34,7 @@ func testZombie(t *testing.T, h Harness) {
 	}
 	signal(syscall.SIGSTOP)
 	w := openTail(t, ts, second)
-	appendRanges(t, w, second, 64, 70, 2)
+	appendRanges(t, w, second, run{64, 70, 2})
 	signal(syscall.SIGCONT)
 	ask("stale 1")
 	ask("stale 2")
@@ -44,5 +44,5 @@ func testZombie(t *testing.T, h Harness) {
 	}
 	checkTail(t, got[0], 2)
 	checkTail(t, got[1], 1)
-	appendRanges(t, w, second, 70, 72, 2)
+	appendRanges(t, w, second, run{70, 72, 2})
 }
