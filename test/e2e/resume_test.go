@@ -1,0 +1,431 @@
+package e2e
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+var fullResume = flag.Bool("resume-full", false, "all prompts and cuts of the resume tests, which takes a quarter of an hour")
+
+const (
+	// preface makes every prompt longer than a block of KV.
+	preface      = "From a collection of short texts, each of them told in a calm and careful voice, without any hurry:\n\n"
+	answerTokens = 90
+	repeatLength = 16 // an answer that repeats so many tokens could hide a wrong splice
+)
+
+// run is an answer: what the client has in the end.
+type run struct {
+	ids    []int32
+	text   string
+	finish string
+	tokens int // of usage
+	// How it went on, for a continuation.
+	mode               string
+	restored, computed int
+}
+
+// add takes an event.
+func (r *run) add(c chunk) {
+	r.ids = append(r.ids, c.ids...)
+	r.text += c.text
+	if c.finish != "" {
+		r.finish += c.finish
+	}
+	if c.mode != "" {
+		r.mode, r.restored, r.computed = c.mode, c.restored, c.computed
+	}
+	if c.usage != nil {
+		r.tokens = c.usage.CompletionTokens
+	}
+}
+
+// rest reads a stream to its end.
+func (r *run) rest(t testing.TB, s *reading) {
+	t.Helper()
+	defer s.close()
+	for {
+		c, err := s.next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("worker %s, after %d tokens: %v", s.p.id, len(r.ids), err)
+		}
+		r.add(c)
+	}
+}
+
+// differs says how got is another answer than want, "" when it is the same.
+func differs(got, want run) string {
+	n := 0
+	for n < min(len(got.ids), len(want.ids)) && got.ids[n] == want.ids[n] {
+		n++
+	}
+	switch {
+	case n < len(got.ids) || n < len(want.ids):
+		return fmt.Sprintf("ids differ at token %d of %d and %d", n, len(got.ids), len(want.ids))
+	case got.text != want.text:
+		return fmt.Sprintf("text %q, want %q", got.text, want.text)
+	case got.finish != want.finish:
+		return fmt.Sprintf("finish %q, want %q", got.finish, want.finish)
+	case got.tokens != want.tokens:
+		return fmt.Sprintf("usage %d, want %d", got.tokens, want.tokens)
+	}
+	return ""
+}
+
+// repeats reports whether ids have a run of n tokens twice.
+func repeats(ids []int32, n int) bool {
+	seen := make(map[string]bool)
+	for i := 0; i+n <= len(ids); i++ {
+		key := fmt.Sprint(ids[i : i+n])
+		if seen[key] {
+			return true
+		}
+		seen[key] = true
+	}
+	return false
+}
+
+// question is one prompt with its sampling and its undisturbed answer.
+type question struct {
+	body map[string]any
+	want run
+}
+
+// questions are n prompts, half of them greedy, whose undisturbed answer on p repeats
+// nothing.
+func questions(t testing.TB, p *process, n int) []question {
+	t.Helper()
+	raw, err := os.ReadFile("testdata/prompts.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []question
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	for i, line := range lines {
+		if len(out) == n {
+			break
+		}
+		body := map[string]any{"prompt": preface + line, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true}
+		if len(out)%2 == 1 {
+			maps.Copy(body, map[string]any{"temperature": 0.8, "seed": 1000 + i, "top_p": 0.95, "presence_penalty": 0.1})
+		}
+		q := question{body: body}
+		q.want.rest(t, p.post(body, map[string]any{"token_ids": true}, "undisturbed"))
+		if len(q.want.ids) != answerTokens {
+			t.Fatalf("prompt %d: %d tokens", i, len(q.want.ids))
+		}
+		if repeats(q.want.ids, repeatLength) {
+			t.Logf("prompt %d repeats itself and is left out", i)
+			continue
+		}
+		out = append(out, q)
+	}
+	if len(out) < n {
+		t.Fatalf("%d of %d prompts have answers that do not repeat themselves", len(out), n)
+	}
+	return out
+}
+
+// cutting is how a stream is cut.
+type cutting struct {
+	at    int // delivered tokens
+	ahead int // how many more the worker had sent
+	kill  bool
+}
+
+// cut starts a stream on p, reads it up to the cut, and stops or kills p. What it
+// returns ends at an event: it holds at least c.at tokens.
+func cut(t testing.TB, p *process, body, mesh map[string]any, stream string, c cutting) (delivered run, s *reading) {
+	t.Helper()
+	s = p.post(body, mesh, stream)
+	seen := 0
+	for seen < c.at+c.ahead {
+		ch, err := s.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen += len(ch.ids); len(delivered.ids) < c.at {
+			delivered.add(ch)
+		}
+	}
+	if c.kill {
+		p.kill()
+	} else {
+		p.signal(syscall.SIGSTOP)
+	}
+	return delivered, s
+}
+
+// goOn continues a stream on p and returns the whole answer.
+func goOn(t testing.TB, p *process, body map[string]any, delivered run, stream, salt string) run {
+	t.Helper()
+	mesh := map[string]any{"token_ids": true, "salt": salt, "resume": map[string]any{"stream": stream, "attempt": 2, "choices": []any{
+		map[string]any{"index": 0, "token_ids": delivered.ids, "text_bytes": len(delivered.text)},
+	}}}
+	whole := delivered
+	whole.ids = slices.Clone(delivered.ids)
+	whole.rest(t, p.post(body, mesh, stream))
+	return whole
+}
+
+// kvDir is a directory in shared memory that goes away with the test.
+func kvDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kvmesh-test-")
+	if err != nil {
+		dir = t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "kv")
+}
+
+// TestResumeExact cuts streams on one worker and continues them on another, from the
+// KV that the first had published: ids and bytes are those of the undisturbed run,
+// every time.
+func TestResumeExact(t *testing.T) {
+	prompts, cuts := 2, 3
+	if *fullResume {
+		prompts, cuts = 20, 5
+	}
+	dir := kvDir(t)
+	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648"}
+	alone, two := startProcess(t, "alone"), startProcess(t, "two", kv...)
+	one := startProcess(t, "one", kv...)
+	qs := questions(t, alone, prompts)
+	alone.kill()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	caught := make(map[int]int) // how many cuts had to catch up how many tokens
+	for i, q := range qs {
+		for k := range cuts {
+			c := cutting{at: 1 + rnd.IntN(answerTokens-2)}
+			if k < 3 && (i%2 == 1 || !*fullResume) {
+				c.ahead = []int{1, 3, 70}[k]
+				c.at = min(c.at, answerTokens-c.ahead-2)
+			}
+			c.kill = k == cuts-1 && (i%4 == 0)
+			name := fmt.Sprintf("prompt %d, cut at %d with %d ahead", i, c.at, c.ahead)
+			salt := fmt.Sprintf("%d-%d", i, k) // blocks of the cuts before would change the first run
+			delivered, s := cut(t, one, q.body, map[string]any{"token_ids": true, "salt": salt}, "stream-"+salt, c)
+			got := goOn(t, two, q.body, delivered, "stream-"+salt, salt)
+			if why := differs(got, q.want); why != "" {
+				t.Errorf("%s: %s (%s, restored %d, computed %d)", name, why, got.mode, got.restored, got.computed)
+			}
+			if got.mode != "exact" || got.restored < 64 || got.computed >= 64 {
+				t.Errorf("%s: went on as %q with %d tokens restored and %d computed, want exact with a block at least, and less than one computed",
+					name, got.mode, got.restored, got.computed)
+			}
+			caught[got.computed]++
+			// The checker itself: a splice that lacks a token is another answer.
+			lossy := got
+			at := len(delivered.ids)
+			lossy.ids = slices.Delete(slices.Clone(got.ids), at, at+1)
+			if differs(lossy, q.want) == "" {
+				t.Errorf("%s: a dropped token goes unnoticed", name)
+			}
+			if c.kill {
+				s.close()
+				one = startProcess(t, "one", kv...)
+				continue
+			}
+			one.signal(syscall.SIGCONT)
+			s.close()
+			one.idle()
+		}
+	}
+	hits := two.metric("kvmesh_kv_store_hits_total")
+	t.Logf("computed again, tokens: times: %v; %v blocks restored", caught, hits)
+	if hits < float64(prompts*cuts) {
+		t.Errorf("%v blocks were restored in %d continuations", hits, prompts*cuts)
+	}
+	if *fullResume {
+		for n := 2; n <= 15; n++ {
+			if caught[n] == 0 {
+				t.Logf("no cut left exactly %d tokens to catch up", n)
+			}
+		}
+	}
+}
+
+// tokens are the ids of a prompt.
+func (p *process) tokens(text string) []int32 {
+	p.Helper()
+	raw, _ := json.Marshal(map[string]any{"model": "gemma", "prompt": text})
+	resp, err := http.Post(p.base+"/tokenize", "application/json", bytes.NewReader(raw))
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var got struct{ Tokens []int32 }
+	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || len(got.Tokens) == 0 {
+		p.Fatalf("tokenize: %v, %d tokens", err, len(got.Tokens))
+	}
+	return got.Tokens
+}
+
+// fresh is what p says after a prompt of ids, its KV kept nowhere.
+func fresh(t testing.TB, p *process, ids []int32, n int) run {
+	t.Helper()
+	var r run
+	body := map[string]any{"prompt": ids, "max_tokens": n, "temperature": 0, "ignore_eos": true}
+	r.rest(t, p.post(body, map[string]any{"token_ids": true, "salt": t.Name()}, "fresh"))
+	return r
+}
+
+// blockFiles are the stored blocks.
+func blockFiles(t testing.TB, dir string) (files []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(dir, "models"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if st, err := d.Info(); err == nil && st.Size() > 512<<10 {
+				files = append(files, path)
+			}
+		}
+		return nil // a file may go while we look
+	})
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d stored blocks in %s, %v", len(files), dir, err)
+	}
+	return files
+}
+
+// TestResumeWithoutKV takes the stored KV away, or spoils it, between the cut and the
+// continuation: nothing is lost and nothing repeated, and what follows is what a fresh
+// run says after prompt and delivered tokens.
+func TestResumeWithoutKV(t *testing.T) {
+	dir := kvDir(t)
+	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648"}
+	one, two := startProcess(t, "one", kv...), startProcess(t, "two", kv...)
+	q := questions(t, two, 1)[0] // greedy: what a fresh run says does not depend on an offset
+	ids := two.tokens(q.body["prompt"].(string))
+	spoil := func(change func(path string) error) func() {
+		return func() {
+			for _, path := range blockFiles(t, dir) {
+				if err := change(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		refuse string // reason that is counted, "" = none
+		salt   string // with which the stream goes on, "" = its own
+		spoil  func()
+	}{
+		{name: "removed", spoil: spoil(os.Remove)},
+		{name: "another tenant's", salt: "somebody else", spoil: func() {}},
+		{name: "truncated", refuse: "torn", spoil: spoil(func(path string) error { return os.Truncate(path, 300<<10) })},
+		{name: "a bit flipped in the state", refuse: "checksum", spoil: spoil(func(path string) error { return flip(path, 400<<10) })},
+		{name: "a bit flipped in the header", refuse: "checksum", spoil: spoil(func(path string) error { return flip(path, 180) })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const at = 41
+			own := "own salt of " + c.name
+			delivered, s := cut(t, one, q.body, map[string]any{"token_ids": true, "salt": own}, "stream-"+c.name, cutting{at: at})
+			defer func() {
+				one.signal(syscall.SIGCONT)
+				s.close()
+				one.idle()
+			}()
+			c.spoil()
+			before := two.metric(`kvmesh_kv_refused_total{reason="` + c.refuse)
+			got := goOn(t, two, q.body, delivered, "stream-"+c.name, cmp.Or(c.salt, own))
+			if got.mode != "replayed" || got.restored != 0 {
+				t.Errorf("went on as %q with %d tokens restored, want replayed", got.mode, got.restored)
+			}
+			if n := two.metric(`kvmesh_kv_refused_total{reason="`+c.refuse) - before; c.refuse != "" && n == 0 {
+				t.Errorf("no refusal for reason %s is counted", c.refuse)
+			}
+			k := len(delivered.ids)
+			want := fresh(t, two, slices.Concat(ids, delivered.ids), answerTokens-k)
+			if !slices.Equal(got.ids[:k], delivered.ids) || !slices.Equal(got.ids[k:], want.ids) || got.text != delivered.text+want.text {
+				t.Errorf("%v %q\nwant %v then %v %q", got.ids, got.text, delivered.ids, want.ids, delivered.text+want.text)
+			}
+			if got.tokens != answerTokens || got.finish != "length" {
+				t.Errorf("usage %d, finish %q", got.tokens, got.finish)
+			}
+		})
+	}
+}
+
+// flip changes one bit of a file.
+func flip(path string, at int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], at); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	b[0] ^= 4
+	_, err = f.WriteAt(b[:], at)
+	return errors.Join(err, f.Close())
+}
+
+// TestLateWrites stops a worker, moves its stream and lets it go on: what it then
+// writes is refused and counted, and the stream can move once more.
+func TestLateWrites(t *testing.T) {
+	dir := kvDir(t)
+	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648", "--checkpoint-interval", "1"}
+	one, two := startProcess(t, "one", kv...), startProcess(t, "two", kv...)
+	q := questions(t, two, 1)[0]
+	delivered, s := cut(t, one, q.body, map[string]any{"token_ids": true, "salt": "s"}, "moves", cutting{at: 20})
+	got := goOn(t, two, q.body, delivered, "moves", "s")
+	if why := differs(got, q.want); why != "" || got.mode != "exact" || got.computed != 1 {
+		t.Errorf("moved: %s; %s, computed %d", why, got.mode, got.computed)
+	}
+	one.signal(syscall.SIGCONT)
+	late := delivered
+	late.rest(t, s) // it goes on as if nothing had happened
+	one.idle()
+	if n := one.metric("kvmesh_kv_stale_total"); n == 0 {
+		t.Error("late writes were not refused")
+	}
+	if n := two.metric("kvmesh_kv_stale_total"); n != 0 {
+		t.Errorf("%v writes of the successor were refused", n)
+	}
+	again := run{}
+	for _, id := range got.ids[:50] {
+		again.ids = append(again.ids, id)
+	}
+	again.text = prefixOf(t, two, got, 50)
+	moved := goOn(t, two, q.body, again, "moves", "s")
+	if why := differs(moved, q.want); why != "" || moved.mode != "exact" {
+		t.Errorf("moved again: %s; %s, computed %d", why, moved.mode, moved.computed)
+	}
+}
+
+// prefixOf is the text of the first n tokens of an answer.
+func prefixOf(t testing.TB, p *process, r run, n int) string {
+	t.Helper()
+	raw, _ := json.Marshal(map[string]any{"model": "gemma", "tokens": r.ids[:n]})
+	resp, err := http.Post(p.base+"/detokenize", "application/json", bytes.NewReader(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var got struct{ Prompt string }
+	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || !strings.HasPrefix(r.text, got.Prompt) {
+		t.Fatalf("detokenize: %v, %q", err, got.Prompt)
+	}
+	return got.Prompt
+}

@@ -1,0 +1,243 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+// relaySecret is what the tests, in the relay's place, prove themselves with.
+const relaySecret = "secret of the tests"
+
+// process is one `kvmesh worker` over the real model.
+type process struct {
+	testing.TB
+	id   string
+	base string
+	cmd  *exec.Cmd
+	log  *testmesh.Log
+}
+
+// modelFiles are the library and the model of the real engine; without both the test
+// is skipped.
+func modelFiles(t testing.TB) (lib, model string) {
+	t.Helper()
+	lib, model = filepath.Join(testmesh.Root(), ".tools", "llama"), filepath.Join(testmesh.Root(), ".tools", "model.gguf")
+	for _, path := range []string{lib, model} {
+		if _, err := os.Stat(path); err != nil {
+			t.Skipf("no real model here (%v): run make tools", err)
+		}
+	}
+	return lib, model
+}
+
+// startProcess starts a worker and waits until it can generate.
+func startProcess(t testing.TB, id string, args ...string) *process {
+	t.Helper()
+	lib, model := modelFiles(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close() // taken again by the worker a moment later
+	p := &process{TB: t, id: id, base: "http://" + addr, log: &testmesh.Log{}}
+	p.cmd = exec.Command(bin, append([]string{
+		"worker", "--id", id, "--listen", addr, "--model", "gemma",
+		"--llama-lib", lib, "--weights", model, "--context-length", "2048", "--drain", "1s",
+	}, args...)...)
+	p.cmd.Env = append(os.Environ(), "KVMESH_RELAY_SECRET="+relaySecret)
+	p.cmd.Stderr = p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("worker %s:\n%s", id, p.log)
+		}
+	})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get(p.base + "/ready")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return p
+			}
+		}
+		if time.Now().After(deadline) || p.cmd.ProcessState != nil {
+			t.Fatalf("worker %s is not ready: %v\n%s", id, err, p.log)
+		}
+	}
+}
+
+// kill ends the process at once. It may be called again.
+func (p *process) kill() {
+	if p.cmd.ProcessState == nil {
+		_ = p.cmd.Process.Kill() // fails only when it is gone
+		_ = p.cmd.Wait()
+	}
+}
+
+func (p *process) signal(s syscall.Signal) {
+	p.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// metric is the sum of the samples whose name, with its labels, begins with prefix.
+func (p *process) metric(prefix string) float64 {
+	p.Helper()
+	resp, err := http.Get(p.base + "/metrics")
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer resp.Body.Close()
+	sum := 0.0
+	sc := bufio.NewScanner(resp.Body)
+	for sc.Scan() {
+		name, value, ok := strings.Cut(sc.Text(), "} ")
+		if !ok {
+			name, value, _ = strings.Cut(sc.Text(), " ")
+		}
+		if strings.HasPrefix(name, prefix) {
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				p.Fatalf("metric %s: %v", sc.Text(), err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}
+
+// idle waits until the worker generates nothing.
+func (p *process) idle() {
+	p.Helper()
+	for deadline := time.Now().Add(time.Minute); p.metric("vllm:num_requests_running") > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			p.Fatalf("worker %s does not become idle", p.id)
+		}
+	}
+}
+
+// chunk is what the relay reads of one event.
+type chunk struct {
+	ids    []int32
+	text   string
+	finish string
+	mode   string // how the stream went on, in its first chunk
+	// restored and computed are the tokens that a continuation found and had to decode.
+	restored, computed int
+	usage              *struct {
+		CompletionTokens int `json:"completion_tokens"`
+		PromptTokens     int `json:"prompt_tokens"`
+	}
+}
+
+// reading is a streamed answer.
+type reading struct {
+	p    *process
+	body io.ReadCloser
+	sc   *bufio.Scanner
+}
+
+// post begins a streamed completion as the relay does; mesh is the body's field
+// kvmesh.
+func (p *process) post(body, mesh map[string]any, stream string) *reading {
+	p.Helper()
+	all := map[string]any{"model": "gemma", "stream": true, "stream_options": map[string]any{"include_usage": true}}
+	for k, v := range body {
+		all[k] = v
+	}
+	if mesh != nil {
+		all["kvmesh"] = mesh
+	}
+	raw, err := json.Marshal(all)
+	if err != nil {
+		p.Fatal(err)
+	}
+	req, err := http.NewRequest(http.MethodPost, p.base+"/v1/completions", bytes.NewReader(raw))
+	if err != nil {
+		p.Fatal(err)
+	}
+	req.Header.Set(names.Relay, relaySecret)
+	req.Header.Set(names.Stream, stream)
+	req.Header.Set(names.Attempt, "1")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		p.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(resp.Body)
+		p.Fatalf("worker %s: %s: %s", p.id, resp.Status, text)
+	}
+	r := &reading{p: p, body: resp.Body, sc: bufio.NewScanner(resp.Body)}
+	r.sc.Buffer(nil, 1<<20)
+	return r
+}
+
+// next reads one event; io.EOF after [DONE].
+func (r *reading) next() (chunk, error) {
+	for r.sc.Scan() {
+		data, ok := strings.CutPrefix(r.sc.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		if data == "[DONE]" {
+			return chunk{}, io.EOF
+		}
+		var ev struct {
+			Choices []struct {
+				Text         string
+				TokenIDs     []int32 `json:"token_ids"`
+				FinishReason *string `json:"finish_reason"`
+				Mesh         struct {
+					KV                 string
+					Restored, Computed int
+				} `json:"kvmesh"`
+			}
+			Usage *struct {
+				CompletionTokens int `json:"completion_tokens"`
+				PromptTokens     int `json:"prompt_tokens"`
+			}
+			Error json.RawMessage
+		}
+		if err := json.Unmarshal([]byte(data), &ev); err != nil {
+			return chunk{}, fmt.Errorf("event %s: %w", data, err)
+		}
+		if ev.Error != nil {
+			return chunk{}, fmt.Errorf("error event %s", data)
+		}
+		c := chunk{usage: ev.Usage}
+		if len(ev.Choices) > 0 {
+			ch := ev.Choices[0]
+			c.ids, c.text, c.mode, c.restored, c.computed = ch.TokenIDs, ch.Text, ch.Mesh.KV, ch.Mesh.Restored, ch.Mesh.Computed
+			if ch.FinishReason != nil {
+				c.finish = *ch.FinishReason
+			}
+		}
+		return c, nil
+	}
+	return chunk{}, errors.Join(r.sc.Err(), io.ErrUnexpectedEOF)
+}
+
+// close leaves the stream.
+func (r *reading) close() { r.body.Close() }
