@@ -5,6 +5,11 @@ import (
 	"hash/fnv"
 	"time"
 
+	mutationrulesv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	upstreamcodecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	matcherconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -116,7 +121,23 @@ func foreignHTTP() *httpv3.HttpProtocolOptions {
 		},
 	}
 	o.OutlierDetection = faultsOnly()
+	o.HttpFilters = []*hcmv3.HttpFilter{
+		httpFilter("envoy.filters.http.header_mutation", withoutMesh()),
+		httpFilter("envoy.filters.http.upstream_codec", &upstreamcodecv3.UpstreamCodec{}),
+	}
 	return o
+}
+
+// withoutMesh removes the mesh's headers once the host is chosen, which some of
+// them decide: they are nobody else's business.
+func withoutMesh() *headermutationv3.HeaderMutation {
+	m := &headermutationv3.Mutations{}
+	for _, h := range names.Foreign() {
+		m.RequestMutations = append(m.RequestMutations, &mutationrulesv3.HeaderMutation{
+			Action: &mutationrulesv3.HeaderMutation_Remove{Remove: h},
+		})
+	}
+	return &headermutationv3.HeaderMutation{Mutations: m}
 }
 
 // explicitH2 speaks HTTP/2 without asking, as servers in clear text need it.

@@ -47,6 +47,9 @@ func edgeListener(c Config) *listenerv3.Listener {
 		Name:                          names.ListenerEdge,
 		Address:                       address(c.Edge),
 		PerConnectionBufferLimitBytes: u32(edgeBuffer),
+		// With its port shared, a second mesh on the same port would take half of
+		// the clients, and both would look well.
+		EnableReusePort: wrapperspb.Bool(false),
 		FilterChains:                  []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{hcm(edgeManager(c))}}},
 	}
 }
@@ -75,6 +78,7 @@ func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 		// The connection's address is the client's, not what a header claims.
 		UseRemoteAddress: wrapperspb.Bool(true),
 		NormalizePath:    wrapperspb.Bool(true),
+		MergeSlashes:     true, // //drain is /drain
 		// OpenAI's clients show the id of the answer, and may send one.
 		PreserveExternalRequestId:    true,
 		AlwaysSetRequestIdInResponse: true,

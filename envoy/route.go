@@ -48,7 +48,11 @@ func Routes(c Config) []*routev3.RouteConfiguration {
 // the gateway chose it, a pool the gateway chose, a pool by the model's name (set
 // by the filter at the edge, for the time without gateway), and the default pool.
 func edgeRoutes(c Config) []*routev3.Route {
-	routes := []*routev3.Route{healthz(), relayRoute(c)}
+	routes := []*routev3.Route{healthz("/healthz"), healthz("/health")}
+	for _, p := range names.PrivatePaths() {
+		routes = append(routes, private(p))
+	}
+	routes = append(routes, relayRoute(c))
 	// A pool that the gateway chose for a ModelRoute keeps that route's time-outs.
 	for _, r := range c.Policy.Routes {
 		for i, t := range r.Tiers {
@@ -86,12 +90,25 @@ func firstTier(r policy.ModelRoute, pool string) int {
 
 // healthz answers for Envoy alone: load balancers in front of the mesh must not
 // depend on the gateway, so ext_proc is not asked.
-func healthz() *routev3.Route {
+func healthz(path string) *routev3.Route {
+	r := direct("healthz "+path, 200, "ok\n")
+	r.Match = &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Path{Path: path}}
+	return r
+}
+
+// private keeps clients away from a path that is the workers' operators'.
+func private(path string) *routev3.Route {
+	r := direct("private "+path, 404, "")
+	r.Match = &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: path}}
+	return r
+}
+
+// direct answers without worker and gateway.
+func direct(name string, status uint32, body string) *routev3.Route {
 	return &routev3.Route{
-		Name:  "healthz",
-		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Path{Path: "/healthz"}},
+		Name: name,
 		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
-			Status: 200, Body: inline("ok\n"),
+			Status: status, Body: inline(body),
 		}},
 		TypedPerFilterConfig: map[string]*anypb.Any{
 			filterExtProc: packed(&extprocv3.ExtProcPerRoute{Override: &extprocv3.ExtProcPerRoute_Disabled{Disabled: true}}),
@@ -141,6 +158,7 @@ func poolRoute(c Config, name, pool string, r *policy.ModelRoute, when ...*route
 		RequestBodyBufferLimit:  wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
 		ResponseHeadersToAdd:    []*corev3.HeaderValueOption{header(names.Worker, workerOfEndpoint)},
 		ResponseHeadersToRemove: []string{"endpoint-load-metrics"}, // the mesh's own business
+		RequestHeadersToAdd:     []*corev3.HeaderValueOption{header(names.Edge, "1")},
 		Action:                  &routev3.Route_Route{Route: action},
 	}
 }

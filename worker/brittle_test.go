@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sim"
 )
@@ -194,5 +195,20 @@ func BenchmarkLoopbackToken(b *testing.B) {
 	defer resp.Body.Close()
 	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n < int64(b.N) {
 		b.Fatal(n, err)
+	}
+}
+
+// What Envoy took from a client never reaches the operators' paths, in any
+// spelling that the worker would decode; what came to the port directly does.
+func TestPrivatePathsFromTheEdge(t *testing.T) {
+	r := start(t, sim.Config{}, worker.Config{})
+	for _, path := range []string{"/metrics", "/%6detrics", "/drain", "/%64rain", "/sim", "/ready"} {
+		for _, edge := range []string{"", "1"} {
+			resp := r.do(t, http.MethodGet, path, "", names.Edge, edge)
+			_ = resp.Body.Close() // only the status counts
+			if (resp.StatusCode == http.StatusNotFound) != (edge != "") {
+				t.Errorf("GET %s with %s=%q: status %d", path, names.Edge, edge, resp.StatusCode)
+			}
+		}
 	}
 }

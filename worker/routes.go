@@ -51,7 +51,7 @@ func (s *Server) table() map[string]route {
 func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(names.Worker, s.cfg.ID)
-		if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+		if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") && r.Header.Get(names.Edge) == "" {
 			s.grpc.ServeHTTP(w, r)
 			return
 		}
@@ -93,6 +93,9 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	if id, sub := strings.CutPrefix(r.URL.Path, modelsPath+"/"); sub && id != "" {
 		rt, ok = route{http.MethodGet, func(w http.ResponseWriter, r *http.Request) { s.getModel(w, id) }}, true
 	}
+	if r.Header.Get(names.Edge) != "" && isPrivate(r.URL.Path) {
+		ok = false // Envoy refuses these; this is for a spelling it did not know
+	}
 	switch {
 	case !ok:
 		openai.Errorf(http.StatusNotFound, "Unknown request URL: %s %.120s. This worker serves %s, %s and %s.",
@@ -103,6 +106,13 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", allowed(rt.method))
 		openai.MethodNotAllowed(r.Method, r.URL.Path, rt.method).Write(w)
 	}
+}
+
+// isPrivate reports whether a path is the operators'.
+func isPrivate(path string) bool {
+	return slices.ContainsFunc(names.PrivatePaths(), func(p string) bool {
+		return path == p || strings.HasPrefix(path, p+"/")
+	})
 }
 
 // allowed is the Allow header of a route's method.

@@ -25,6 +25,9 @@ const (
 	Stream = "x-kvmesh-stream"
 	// Attempt numbers the attempts of one stream from 1.
 	Attempt = "x-kvmesh-attempt"
+	// Edge marks requests that Envoy took from a client. Workers refuse their
+	// operators' paths on them.
+	Edge = "x-kvmesh-edge"
 	// Relay carries the secret by which a worker knows that a request comes from the
 	// relay, so that the body field "kvmesh" and the stream's id are believed.
 	Relay = "x-kvmesh-relay"
@@ -69,13 +72,25 @@ const (
 // PoolCluster returns the name of the Envoy cluster of a WorkerPool.
 func PoolCluster(pool string) string { return PoolPrefix + pool }
 
+// PrivatePaths are paths of workers that are their operators' and the mesh's own;
+// clients of the edge get 404 for them. Each stands for what is below it, too.
+func PrivatePaths() []string {
+	return []string{"/drain", "/sim", "/metrics", "/ready", "/xds.service.orca.v3.OpenRcaService", "/grpc.health.v1.Health"}
+}
+
+// Foreign lists the request headers of the mesh that servers which are not
+// workers of ours must not see.
+func Foreign() []string {
+	return []string{Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge}
+}
+
 // Stripped lists the request headers that Envoy removes from every client
 // request: those of the mesh, the endpoint-picker protocol's results, and
 // Envoy's own per-request router overrides (a client could otherwise set
 // retries and time-outs on the mesh's routes). The slice is fresh at each call.
 func Stripped() []string {
 	return []string{
-		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Worker, Upstream,
+		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge, Worker, Upstream,
 		Relay, "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
 		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
 		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",
