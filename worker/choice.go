@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
@@ -85,6 +86,7 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 	if done, err := c.goOn(out); done || err != nil {
 		return err
 	}
+	clock := choicePace{of: g.pace}
 	for tok, err := range g.engine.Generate(ctx, c.ids, c.params) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -92,12 +94,14 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 		if err != nil {
 			return err
 		}
+		clock.token(time.Now())
 		if err := g.fault.before(c.generated, c.params.Delivered); err != nil {
 			return err
 		}
 		if done, err := c.step(tok, out); done || err != nil {
 			return err
 		}
+		clock.sent(time.Now())
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -31,7 +31,7 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 			asError(err).Write(w)
 			return
 		}
-		g.started = started
+		g.started, g.pace = started, s.metrics.pace
 		if g.stream {
 			s.serveStream(w, r, g)
 		} else {
@@ -78,7 +78,9 @@ func (s *Server) done(g *generation, reasons []string) {
 	for _, reason := range reasons {
 		s.metrics.success.WithLabelValues(s.modelName(), reason).Inc()
 	}
-	s.metrics.e2e.WithLabelValues(s.modelName()).Observe(time.Since(g.started).Seconds())
+	took := time.Since(g.started).Seconds()
+	s.metrics.e2e.WithLabelValues(s.modelName()).Observe(took)
+	s.metrics.pace.latency.add(took)
 }
 
 // firstToken notes the time to the first token of a request, of whichever choice.

@@ -20,12 +20,6 @@ type gpuMetric struct {
 
 // gpuMetrics lists them.
 func gpuMetrics() []gpuMetric {
-	flag := func(b bool) float64 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	return []gpuMetric{
 		{"DCGM_FI_DEV_FB_USED", "GPU memory in use, MiB.", func(d gpu.Device) float64 { return float64(d.MemoryUsedMB) }},
 		{"DCGM_FI_DEV_FB_FREE", "GPU memory free, MiB.", func(d gpu.Device) float64 {
@@ -36,11 +30,11 @@ func gpuMetrics() []gpuMetric {
 		{"DCGM_FI_DEV_POWER_USAGE", "Power, watts.", func(d gpu.Device) float64 { return d.PowerW }},
 		{"DCGM_FI_DEV_XID_ERRORS", "Last XID error since the worker started, 0 for none.", func(d gpu.Device) float64 { return float64(d.XID) }},
 		{"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Uncorrectable memory errors since the driver was loaded.", func(d gpu.Device) float64 { return float64(d.ECCTotal) }},
-		{"DCGM_FI_DEV_ROW_REMAP_PENDING", "1 when broken memory will be replaced at the next reset.", func(d gpu.Device) float64 { return flag(d.RemapPending) }},
-		{"DCGM_FI_DEV_ROW_REMAP_FAILURE", "1 when broken memory could not be replaced.", func(d gpu.Device) float64 { return flag(d.RemapFailed) }},
+		{"DCGM_FI_DEV_ROW_REMAP_PENDING", "1 when broken memory will be replaced at the next reset.", func(d gpu.Device) float64 { return number(d.RemapPending) }},
+		{"DCGM_FI_DEV_ROW_REMAP_FAILURE", "1 when broken memory could not be replaced.", func(d gpu.Device) float64 { return number(d.RemapFailed) }},
 		{"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "What keeps the clocks down, as NVML's bit field.", func(d gpu.Device) float64 { return float64(d.Reasons) }},
 		{"kvmesh_gpu_throttled", "Share of the last seconds slowed by heat or lack of power.", func(d gpu.Device) float64 { return d.Throttled }},
-		{"kvmesh_gpu_lost", "1 when the GPU is gone or needs a reset.", func(d gpu.Device) float64 { return flag(d.Lost) }},
+		{"kvmesh_gpu_lost", "1 when the GPU is gone or needs a reset.", func(d gpu.Device) float64 { return number(d.Lost) }},
 	}
 }
 

@@ -47,7 +47,7 @@ func TestReport(t *testing.T) {
 		{Load{Running: 1, MaxRunning: 4, KVUsage: .9}, .9},
 		{Load{Running: 5, KVUsage: .1}, .1}, // most is unknown
 	} {
-		if got := report(c.load, rates{}, time.Unix(7, 0)).ApplicationUtilization; got != c.want {
+		if got := report(facts{Load: c.load}, rates{}, time.Unix(7, 0)).ApplicationUtilization; got != c.want {
 			t.Errorf("%+v: %v, want %v", c.load, got, c.want)
 		}
 	}

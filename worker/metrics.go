@@ -18,6 +18,8 @@ type metrics struct {
 	e2e     *prometheus.HistogramVec
 	success *prometheus.CounterVec
 
+	pace *pace
+
 	coldStart    prometheus.Gauge
 	checks       prometheus.Counter
 	checksFailed prometheus.Counter
@@ -34,7 +36,7 @@ const modelLabel = "model_name"
 // newMetrics registers all metrics; model and load are asked at each scrape.
 func newMetrics(reg *prometheus.Registry, model func() string, load func() Load) *metrics {
 	m := &metrics{
-		model: model, load: load,
+		model: model, load: load, pace: newPace(),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "vllm:time_to_first_token_seconds", Help: "Time from the request to its first token.",
 			Buckets: []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560},
@@ -56,7 +58,12 @@ func newMetrics(reg *prometheus.Registry, model func() string, load func() Load)
 	m.checksFailed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "kvmesh_worker_self_checks_failed_total", Help: "Self-checks without a token.",
 	})
-	reg.MustRegister(m.ttft, m.e2e, m.success, m.coldStart, m.checks, m.checksFailed, loadCollector{m},
+	itl := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "vllm:inter_token_latency_seconds", Help: "Time between two tokens of one answer.",
+		Buckets: []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80},
+	}, []string{modelLabel})
+	m.pace.observe = func(seconds float64) { itl.WithLabelValues(model()).Observe(seconds) }
+	reg.MustRegister(m.ttft, m.e2e, itl, m.success, m.coldStart, m.checks, m.checksFailed, loadCollector{m},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -103,11 +110,39 @@ func (c loadCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, m := range loadMetrics() {
 		out <- prometheus.NewDesc(m.name, m.help, []string{modelLabel}, nil)
 	}
+	for name := range c.m.paceNow(Load{}) {
+		out <- paceDesc(name)
+	}
+}
+
+// paceNow is how fast and how well the engine answers, by the name of the metric.
+func (m *metrics) paceNow(l Load) map[string]float64 {
+	r := m.rates(time.Now(), l)
+	return map[string]float64{
+		"kvmesh_worker_tokens_per_second":   r.tokens,
+		"kvmesh_worker_inter_token_seconds": m.pace.interToken.value(),
+		"kvmesh_worker_error_ratio":         r.failing(),
+		"kvmesh_worker_latency_seconds":     m.pace.latency.value(),
+	}
+}
+
+// paceDesc describes one of them.
+func paceDesc(name string) *prometheus.Desc {
+	help := map[string]string{
+		"kvmesh_worker_tokens_per_second":   "Tokens generated per second over the last seconds.",
+		"kvmesh_worker_inter_token_seconds": "Time between two tokens of one answer, moving average.",
+		"kvmesh_worker_error_ratio":         "Share of the requests of the last seconds that failed, 0 to 1.",
+		"kvmesh_worker_latency_seconds":     "Time of a whole answer, moving average.",
+	}
+	return prometheus.NewDesc(name, help[name], []string{modelLabel}, nil)
 }
 
 // Collect implements prometheus.Collector.
 func (c loadCollector) Collect(out chan<- prometheus.Metric) {
 	l, model := c.m.load(), c.m.model()
+	for name, v := range c.m.paceNow(l) {
+		out <- prometheus.MustNewConstMetric(paceDesc(name), prometheus.GaugeValue, v, model)
+	}
 	for _, m := range loadMetrics() {
 		desc := prometheus.NewDesc(m.name, m.help, []string{modelLabel}, nil)
 		out <- prometheus.MustNewConstMetric(desc, m.kind, m.value(l), model)
@@ -122,6 +157,14 @@ type sample struct {
 
 // rates are per second over the last seconds.
 type rates struct{ requests, errors, tokens float64 }
+
+// failing is the share of the requests that failed, 0..1.
+func (r rates) failing() float64 {
+	if r.requests <= 0 {
+		return 0
+	}
+	return min(r.errors/r.requests, 1)
+}
 
 const (
 	rateWindow  = 5 * time.Second        // over which rates are taken

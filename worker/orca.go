@@ -8,11 +8,13 @@ import (
 	orcasvc "github.com/cncf/xds/go/xds/service/orca/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
+	grpchealth "google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/worker/gpu"
 )
 
 // Pace of load reports on one stream.
@@ -32,10 +34,11 @@ type orcaService struct {
 	life    *lifecycle
 	metrics *metrics
 	started time.Time
+	devices func() []gpu.Device // nil = nobody reads GPUs
 }
 
 // newGRPC makes the gRPC half of the port. It is only used through ServeHTTP.
-func newGRPC(orca *orcaService, h *health.Server) *grpc.Server {
+func newGRPC(orca *orcaService, h *grpchealth.Server) *grpc.Server {
 	g := grpc.NewServer()
 	orcasvc.RegisterOpenRcaServiceServer(g, orca)
 	healthpb.RegisterHealthServer(g, h)
@@ -53,16 +56,16 @@ func (o *orcaService) StreamCoreMetrics(req *orcasvc.OrcaLoadReportRequest, stre
 	}
 	ticker := time.NewTicker(reportPoll)
 	defer ticker.Stop()
-	var last Load
+	var last facts
 	var sent time.Time
 	for now := time.Now(); ; {
-		load := o.life.load()
+		f := o.facts()
 		since := now.Sub(sent)
-		if sent.IsZero() || since >= every || (since >= reportSpacing && differ(last, load)) {
-			if err := stream.Send(report(load, o.metrics.rates(now, load), o.started)); err != nil {
+		if sent.IsZero() || since >= every || (since >= reportSpacing && differ(last, f)) {
+			if err := stream.Send(report(f, o.metrics.rates(now, f.Load), o.started)); err != nil {
 				return err
 			}
-			last, sent = load, now
+			last, sent = f, now
 		}
 		select {
 		case <-stream.Context().Done():
@@ -72,29 +75,78 @@ func (o *orcaService) StreamCoreMetrics(req *orcasvc.OrcaLoadReportRequest, stre
 	}
 }
 
-// differ tells whether the load changed by something that matters for balancing.
-func differ(a, b Load) bool {
-	return a.Running != b.Running || a.Waiting != b.Waiting || a.MaxRunning != b.MaxRunning ||
-		math.Abs(a.KVUsage-b.KVUsage) >= kvUsageChanged
+// facts is everything of a report but the rates.
+type facts struct {
+	Load
+	interToken float64
+	sick       bool
+	hasGPU     bool
+	gpu        health.GPU
+	memory     float64 // of the fullest GPU, 0..1
+	busy       float64 // of the busiest GPU, 0..1
 }
 
-// report words a load in ORCA's terms.
-func report(l Load, r rates, started time.Time) *orcapb.OrcaLoadReport {
-	utilization := l.KVUsage
-	if l.MaxRunning > 0 {
-		utilization = max(utilization, float64(l.Running+l.Waiting)/float64(l.MaxRunning))
+// facts gathers them.
+func (o *orcaService) facts() facts {
+	f := facts{Load: o.life.load(), interToken: o.metrics.pace.interToken.value(), sick: !o.life.healthy()}
+	if o.devices == nil {
+		return f
+	}
+	devices := o.devices()
+	f.hasGPU, f.gpu = len(devices) > 0, worstGPU(devices)
+	for _, d := range devices {
+		if d.MemoryTotalMB > 0 {
+			f.memory = max(f.memory, float64(d.MemoryUsedMB)/float64(d.MemoryTotalMB))
+		}
+		f.busy = max(f.busy, d.Utilization)
+	}
+	return f
+}
+
+// differ tells whether something changed that matters for balancing.
+func differ(a, b facts) bool {
+	return a.Running != b.Running || a.Waiting != b.Waiting || a.MaxRunning != b.MaxRunning ||
+		math.Abs(a.KVUsage-b.KVUsage) >= kvUsageChanged || a.sick != b.sick || a.gpu != b.gpu
+}
+
+// report words facts in ORCA's terms.
+func report(f facts, r rates, started time.Time) *orcapb.OrcaLoadReport {
+	utilization := f.KVUsage
+	if f.MaxRunning > 0 {
+		utilization = max(utilization, float64(f.Running+f.Waiting)/float64(f.MaxRunning))
+	}
+	named := map[string]float64{
+		fleet.MetricRunning:     float64(f.Running),
+		fleet.MetricWaiting:     float64(f.Waiting),
+		fleet.MetricMaxRunning:  float64(f.MaxRunning),
+		fleet.MetricKVUsage:     f.KVUsage,
+		fleet.MetricTokensPerS:  r.tokens,
+		fleet.MetricInterTokenS: f.interToken,
+		fleet.MetricErrorRate:   r.failing(),
+		fleet.MetricSelfCheck:   number(f.sick),
+		fleet.MetricIncarn:      float64(started.Unix()),
+	}
+	if f.hasGPU {
+		named[fleet.MetricGPULost] = number(f.gpu.Lost)
+		named[fleet.MetricGPUXID] = float64(f.gpu.XID)
+		named[fleet.MetricGPUECC] = f.gpu.ECC
+		named[fleet.MetricGPURemapFailed] = number(f.gpu.RemapFailed)
+		named[fleet.MetricGPUThrottled] = f.gpu.Throttled
+		named[fleet.MetricGPUMemory] = f.memory
+		named[fleet.MetricGPUUtilization] = f.busy
 	}
 	return &orcapb.OrcaLoadReport{
 		ApplicationUtilization: utilization,
 		RpsFractional:          r.requests,
 		Eps:                    r.errors,
-		NamedMetrics: map[string]float64{
-			fleet.MetricRunning:    float64(l.Running),
-			fleet.MetricWaiting:    float64(l.Waiting),
-			fleet.MetricMaxRunning: float64(l.MaxRunning),
-			fleet.MetricKVUsage:    l.KVUsage,
-			fleet.MetricTokensPerS: r.tokens,
-			fleet.MetricIncarn:     float64(started.Unix()),
-		},
+		NamedMetrics:           named,
 	}
+}
+
+// number is 1 for true.
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

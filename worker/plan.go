@@ -33,6 +33,7 @@ type generation struct {
 	choices   []*choice
 	fault     Fault
 	started   time.Time // when the request arrived
+	pace      *pace     // nil = nobody asks for it
 }
 
 // readBody reads a whole request body within the limits.

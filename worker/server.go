@@ -55,7 +55,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.Registry.MustRegister(gpuCollector{s.devices})
 	}
 	s.routes = s.table()
-	s.grpc = newGRPC(&orcaService{life: s.life, metrics: s.metrics, started: s.started}, s.health)
+	s.grpc = newGRPC(&orcaService{life: s.life, metrics: s.metrics, started: s.started, devices: s.devices}, s.health)
 	s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	return s, nil
 }

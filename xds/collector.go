@@ -135,6 +135,7 @@ func (c *collector) report(r *orcav3.OrcaLoadReport) {
 		w.in.Failed, w.in.Heartbeat, w.in.Heard = "", false, now
 		w.in.Report = health.Report{
 			At: now, Utilization: r.GetApplicationUtilization(), RPS: r.GetRpsFractional(), EPS: r.GetEps(),
+			GPU: gpuOf(m), SelfCheckFailed: m[fleet.MetricSelfCheck] > 0,
 		}
 		w.load = &fleetpb.Load{
 			Running: count(m[fleet.MetricRunning]), Waiting: count(m[fleet.MetricWaiting]),
@@ -143,6 +144,14 @@ func (c *collector) report(r *orcav3.OrcaLoadReport) {
 			RequestsPerSecond: finite(r.GetRpsFractional()), ErrorsPerSecond: finite(r.GetEps()),
 		}
 	})
+}
+
+// gpuOf reads what a report tells of the worker's GPUs.
+func gpuOf(m map[string]float64) health.GPU {
+	return health.GPU{
+		Lost: m[fleet.MetricGPULost] > 0, XID: int(count(m[fleet.MetricGPUXID])), ECC: finite(m[fleet.MetricGPUECC]),
+		RemapFailed: m[fleet.MetricGPURemapFailed] > 0, Throttled: finite(m[fleet.MetricGPUThrottled]),
+	}
 }
 
 // count makes a number of requests of what a worker reported, whatever it is.

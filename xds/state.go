@@ -101,6 +101,8 @@ func healthConfig(h policy.Health) health.Config {
 		ErrorPenalty: *h.ErrorUtilizationPenalty,
 		Hysteresis:   *h.Hysteresis,
 		MinShare:     *h.MinShare,
+
+		ThrottlePenalty: *h.ThrottleUtilizationPenalty,
 	}
 }
 
@@ -159,6 +161,10 @@ func (s *state) put(m registry.Member, o origin) (fresh bool) {
 	w.member, w.dirty, p.stale = m, true, true
 	w.in.Draining = m.Drained || m.State == fleet.StateDraining
 	w.in.Loading = m.State == fleet.StateLoading
+	w.in.Sick = ""
+	if m.State == fleet.StateFailed {
+		w.in.Sick = cmp.Or(m.Reason, "says that it failed")
+	}
 	w.in.Since = m.ReadySince // survives our own restart, unlike the first report
 	if m.Heard.After(w.in.Heard) {
 		w.in.Heard = m.Heard
@@ -256,9 +262,9 @@ func (s *state) settled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
-		// A worker that drains or loads takes no traffic whatever it reports.
+		// A worker that drains, loads or failed takes no traffic whatever it reports.
 		heard := !w.in.Report.At.IsZero() || w.in.Heartbeat && !w.in.Heard.IsZero() || w.in.Failed != ""
-		if !heard && !w.in.Draining && !w.in.Loading {
+		if !heard && !w.in.Draining && !w.in.Loading && w.in.Sick == "" {
 			return false
 		}
 	}

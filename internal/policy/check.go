@@ -49,7 +49,11 @@ func (p *parser) ranges(w WorkerPool) {
 		name string
 		v    *float64
 		high float64
-	}{{"hysteresis", w.Health.Hysteresis, 1}, {"minShare", w.Health.MinShare, 1}, {"errorUtilizationPenalty", w.Health.ErrorUtilizationPenalty, 100}} {
+	}{
+		{"hysteresis", w.Health.Hysteresis, 1}, {"minShare", w.Health.MinShare, 1},
+		{"errorUtilizationPenalty", w.Health.ErrorUtilizationPenalty, 100},
+		{"throttleUtilizationPenalty", w.Health.ThrottleUtilizationPenalty, 100},
+	} {
 		if f.v != nil && (*f.v < 0 || *f.v > f.high) {
 			p.fail(w.Line, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
 		}
@@ -144,6 +148,7 @@ func (w *WorkerPool) defaults() {
 	}
 	h.Check = cmp.Or(h.Check, path)
 	h.ErrorUtilizationPenalty = orFloat(h.ErrorUtilizationPenalty, 1)
+	h.ThrottleUtilizationPenalty = orFloat(h.ThrottleUtilizationPenalty, 1)
 	h.Hysteresis = orFloat(h.Hysteresis, 0.1)
 	h.MinShare = orFloat(h.MinShare, 0.3)
 	for i := range w.Static {

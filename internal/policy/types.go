@@ -138,11 +138,14 @@ type Health struct {
 	BlackoutPeriod          Duration `yaml:"blackoutPeriod"`          // a new worker's own weight counts after this, default 2s
 	WeightExpirationPeriod  Duration `yaml:"weightExpirationPeriod"`  // a weight without reports is forgotten after this, default 10s
 	ErrorUtilizationPenalty *float64 `yaml:"errorUtilizationPenalty"` // default 1
-	SilenceTimeout          Duration `yaml:"silenceTimeout"`          // no report for this long is TIMEOUT, default 3s
-	Hysteresis              *float64 `yaml:"hysteresis"`              // smallest relative change of a weight, default 0.1
-	MinShare                *float64 `yaml:"minShare"`                // share of a pool that keeps taking traffic, default 0.3
-	Check                   string   `yaml:"check"`                   // path Envoy probes, default /ready (openai: /health); "off"
-	CheckInterval           Duration `yaml:"checkInterval"`           // default 5s
+	// ThrottleUtilizationPenalty is how much more load weighs on a GPU slowed by heat
+	// or lack of power, default 1: twice.
+	ThrottleUtilizationPenalty *float64 `yaml:"throttleUtilizationPenalty"`
+	SilenceTimeout             Duration `yaml:"silenceTimeout"` // no report for this long is TIMEOUT, default 3s
+	Hysteresis                 *float64 `yaml:"hysteresis"`     // smallest relative change of a weight, default 0.1
+	MinShare                   *float64 `yaml:"minShare"`       // share of a pool that keeps taking traffic, default 0.3
+	Check                      string   `yaml:"check"`          // path Envoy probes, default /ready (openai: /health); "off"
+	CheckInterval              Duration `yaml:"checkInterval"`  // default 5s
 }
 
 // ModelRoute maps the names clients use to tiers tried in order.

@@ -158,7 +158,7 @@ func (e *Embedded) Register(r fleet.Registration, now time.Time) (changed bool, 
 	if old != nil && old.Incarnation == r.Incarnation {
 		m.ReadySince = old.ReadySince
 	}
-	if m.ReadySince.IsZero() && m.State != fleet.StateLoading {
+	if m.ReadySince.IsZero() && m.State != fleet.StateLoading && m.State != fleet.StateFailed {
 		m.ReadySince = now
 	}
 	evicted, err := e.takeAddressLocked(r)
