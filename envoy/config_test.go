@@ -68,8 +68,10 @@ func TestBootstrapValidate(t *testing.T) {
 // Equal facts give equal bytes, whatever order they came in.
 func TestEndpointsAreSorted(t *testing.T) {
 	eps := []envoy.Endpoint{
-		{Worker: "b", Address: "127.0.0.1:2", Zone: "z1"}, {Worker: "a", Address: "127.0.0.1:1", Zone: "z2"},
-		{Worker: "c", Address: "127.0.0.1:3", Zone: "z1"}, {Worker: "d", Address: "127.0.0.1:4"},
+		{Worker: "b", Address: "127.0.0.1:2", Zone: "z1"},
+		{Worker: "a", Address: "127.0.0.1:1", Zone: "z2"},
+		{Worker: "c", Address: "127.0.0.1:3", Zone: "z1"},
+		{Worker: "d", Address: "127.0.0.1:4"},
 	}
 	write := func(order ...int) string {
 		var in []envoy.Endpoint

@@ -50,7 +50,7 @@ func edgeListener(c Config) *listenerv3.Listener {
 		// With its port shared, a second mesh on the same port would take half of
 		// the clients, and both would look well.
 		EnableReusePort: wrapperspb.Bool(false),
-		FilterChains:                  []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{hcm(edgeManager(c))}}},
+		FilterChains:    []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{hcm(edgeManager(c))}}},
 	}
 }
 
