@@ -66,6 +66,12 @@ type Decoder interface {
 	Decode(ids []int32) []byte
 }
 
+// Constrainer is the optional ability of an engine to keep an answer to a grammar.
+type Constrainer interface {
+	// Constrain says why the engine cannot follow a grammar in GBNF; nil if it can.
+	Constrain(grammar string) error
+}
+
 // Embedder is the optional ability of an engine to turn a text into a vector.
 type Embedder interface {
 	// EmbeddingSize is the number of dimensions of its vectors. It does not change.
@@ -104,7 +110,8 @@ type Params struct {
 	Seed        uint64 // key of the counter-based generator, with Choice and offset
 	Choice      int    // choice index of the request
 	TopLogprobs int    // -1 = no logprobs, else how many alternatives
-	IgnoreEOS   bool   // go on after the end-of-sequence token
+	IgnoreEOS   bool   // go on after the end-of-sequence token; false with a Grammar, which knows its end
+	Grammar     string // GBNF that the answer follows from its first token, "" = none; only for a Constrainer
 	// Delivered says how many of the last ids are tokens that this choice has
 	// generated already, elsewhere: penalties and the generator go on after them.
 	Delivered int

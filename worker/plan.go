@@ -125,6 +125,9 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 			return nil, err
 		}
 	}
+	if err := g.constrain(req); err != nil {
+		return nil, err
+	}
 	if err := s.join(g, req, from); err != nil {
 		return nil, err
 	}

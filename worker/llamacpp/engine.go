@@ -153,6 +153,11 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 		return worker.ErrBusy
 	}
 	s := newSequence(ids, p)
+	free, err := e.constrain(s)
+	if err != nil {
+		return err
+	}
+	defer free()
 	if p.KV != nil {
 		s.stored = p.KV.Restore(ctx, ids, e.prefillTime(len(ids)))
 		defer s.forget() // what the loop has not: it is done with s by then

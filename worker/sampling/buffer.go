@@ -19,6 +19,9 @@ func (c *candidate) before(d *candidate) bool {
 type Buffer struct {
 	all  []candidate // those left, by id
 	work []candidate // a copy, permuted while a limit is searched
+
+	ids []int32 // a constraint is asked about
+	ok  []bool  // its answer
 }
 
 // gather collects the candidates whose logit is at most width below m.
@@ -77,18 +80,25 @@ func (b *Buffer) keep(last candidate) {
 
 // draw walks the candidates by id until the part u of their weight is behind it.
 // u is in [0,1).
-func (b *Buffer) draw(u float64) int32 {
+func (b *Buffer) draw(u float64) int32 { return b.all[b.drawIndex(u)].id }
+
+// drawIndex is draw for the index; -1 when all weights are 0.
+func (b *Buffer) drawIndex(u float64) int {
 	total := 0.0
 	for i := range b.all {
 		total += b.all[i].weight
 	}
-	left := u * total
+	left, last := u*total, -1
 	for i := range b.all {
+		if b.all[i].weight == 0 {
+			continue
+		}
+		last = i
 		if left -= b.all[i].weight; left < 0 {
-			return b.all[i].id
+			break
 		}
 	}
-	return b.all[len(b.all)-1].id // rounding left a crumb over: the last one takes it
+	return last // when rounding left a crumb over, the last one takes it
 }
 
 // nth partitions s so that s[k] is what it would be if s were sorted, with

@@ -44,6 +44,7 @@ type Sampler struct {
 	p      worker.Params // MaxTokens, IgnoreEOS and Sim mean nothing here
 	counts map[int32]int // how often each token was generated, 0 for one only in the prompt; nil without penalties
 	offset uint64        // tokens generated so far
+	limits Constraint    // nil = none
 }
 
 // New returns a sampler at offset 0.
@@ -96,13 +97,18 @@ func (s *Sampler) Next(logits []float32, buf *Buffer) (Pick, error) {
 		return Pick{}, ErrNoLogits
 	}
 	pick.ID = best
-	if s.p.Temperature > 0 && !math.IsInf(float64(logits[best]), 1) {
+	if s.limits != nil {
+		var err error
+		if pick.ID, err = s.constrained(logits, best, buf); err != nil {
+			return Pick{}, err
+		}
+	} else if s.p.Temperature > 0 && !math.IsInf(float64(logits[best]), 1) {
 		pick.ID = s.draw(logits, best, buf)
 	}
 	if s.p.TopLogprobs >= 0 {
 		raw, ok := changed[pick.ID]
 		if !ok {
-			raw = logits[pick.ID]
+			raw = logits[pick.ID] // a token that was chosen was not made impossible
 		}
 		pick.Logprob = float64(raw) - total
 	}
@@ -153,6 +159,12 @@ func (s *Sampler) penalize(l float32, n int) float32 {
 
 // draw samples at a temperature above 0. best is the index of the largest logit.
 func (s *Sampler) draw(logits []float32, best int32, buf *Buffer) int32 {
+	s.prepare(logits, best, buf)
+	return buf.draw(newNumbers(s.p.Seed, s.p.Choice, s.offset).next())
+}
+
+// prepare fills buf with the weighed candidates that the limits leave.
+func (s *Sampler) prepare(logits []float32, best int32, buf *Buffer) {
 	// min_p is a bound on the logits too: w >= p means logit >= largest + T·ln p.
 	width := s.p.Temperature * cutoff
 	if s.p.MinP > 0 {
@@ -163,7 +175,6 @@ func (s *Sampler) draw(logits []float32, best int32, buf *Buffer) int32 {
 	buf.keepTop(s.p.TopK)
 	buf.weigh(m, s.p.Temperature)
 	buf.keepMass(s.p.TopP)
-	return buf.draw(uniform(s.p.Seed, s.p.Choice, s.offset))
 }
 
 // argmax returns the first index of the largest logit, -1 when none is a number

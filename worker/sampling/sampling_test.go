@@ -13,6 +13,11 @@ import (
 // off has everything switched off: greedy, no log-probabilities.
 func off() worker.Params { return worker.Params{TopP: 1, TopLogprobs: -1} }
 
+// uniform is the first number of a step.
+func uniform(seed uint64, choice int, offset uint64) float64 {
+	return newNumbers(seed, choice, offset).next()
+}
+
 // gaussian makes logits that look like a model's: a wide bulk, some of it equal.
 func gaussian(n int, seed uint64) []float32 {
 	r := rand.New(rand.NewPCG(seed, 7))

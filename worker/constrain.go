@@ -1,0 +1,54 @@
+package worker
+
+import (
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/worker/grammar"
+)
+
+// formatGrammar is the grammar that a request's response_format asks for, "" for
+// plain text.
+func formatGrammar(req *openai.Request) (string, error) {
+	f, bad := req.DecodeResponseFormat()
+	if bad != nil {
+		return "", bad
+	}
+	switch {
+	case f.Type == openai.FormatText:
+		return "", nil
+	case f.Schema == nil:
+		return grammar.Object(), nil
+	}
+	text, bad := grammar.FromSchema(f.Schema, openai.SchemaParam, f.Strict)
+	if bad != nil {
+		return "", bad
+	}
+	return text, nil
+}
+
+// constrain makes every choice follow the request's response_format. The grammar
+// begins with the answer, so it also holds for what was delivered elsewhere.
+func (g *generation) constrain(req *openai.Request) error {
+	text, err := formatGrammar(req)
+	if err != nil || text == "" {
+		return err
+	}
+	return g.follow(text, "response_format")
+}
+
+// follow gives every choice a grammar that the field param asked for.
+func (g *generation) follow(text, param string) error {
+	c, ok := g.engine.(Constrainer)
+	if !ok {
+		return openai.Invalid(param, "'%s' is not supported by this engine: it follows no grammars.", param)
+	}
+	if err := c.Constrain(text); err != nil {
+		if param == "response_format" {
+			param = openai.SchemaParam
+		}
+		return openai.Invalid(param, "Invalid '%s': the engine cannot follow it: %v.", param, err)
+	}
+	for _, c := range g.choices {
+		c.params.Grammar, c.params.IgnoreEOS = text, false
+	}
+	return nil
+}

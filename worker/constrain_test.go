@@ -1,0 +1,79 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/sim"
+)
+
+// grammarian is an engine that can follow grammars: it notes them.
+type grammarian struct {
+	*sim.Engine
+	mu   sync.Mutex
+	seen []worker.Params
+}
+
+func (g *grammarian) Constrain(text string) error {
+	if strings.Contains(text, "unwanted") {
+		return errors.New("too much of a good thing")
+	}
+	return nil
+}
+
+func (g *grammarian) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen = append(g.seen, p)
+	return g.Engine.Generate(ctx, ids, p)
+}
+
+func TestResponseFormatReachesTheEngine(t *testing.T) {
+	e := &grammarian{Engine: newSim(t, sim.Config{})}
+	r := &running{engine: e.Engine}
+	r.run(t, worker.Config{Open: opener(e)})
+	<-r.Changed()
+	const ask = `{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":4,"ignore_eos":true`
+	post := func(rest string) worker.Params {
+		t.Helper()
+		e.seen = nil
+		decode[map[string]any](t, r.post(t, "/v1/chat/completions", ask+rest+`}`), 200)
+		if len(e.seen) == 0 {
+			t.Fatal("nothing was generated")
+		}
+		return e.seen[len(e.seen)-1]
+	}
+	if p := post(`,"response_format":{"type":"text"}`); p.Grammar != "" || !p.IgnoreEOS {
+		t.Errorf("text: %+v", p)
+	}
+	if p := post(`,"response_format":{"type":"json_object"},"n":2`); !strings.Contains(p.Grammar, "root ::= object") || p.IgnoreEOS || len(e.seen) != 2 {
+		t.Errorf("json_object: %+v", p)
+	}
+	if p := post(`,"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"const":7}}}`); !strings.Contains(p.Grammar, `"7"`) {
+		t.Errorf("json_schema: %+v", p)
+	}
+	for body, param := range map[string]string{
+		`{"name":"x","schema":{"const":"unwanted"}}`:                                  "response_format.json_schema.schema",
+		`{"name":"x","schema":{"oneOf":[]}}`:                                          "response_format.json_schema.schema.oneOf",
+		`{"name":"x","strict":true,"schema":{"type":"object","properties":{"a":{}}}}`: "response_format.json_schema.schema.additionalProperties",
+	} {
+		got := decode[apiError](t, r.post(t, "/v1/chat/completions", ask+`,"response_format":{"type":"json_schema","json_schema":`+body+`}}`), 400)
+		if got.param() != param {
+			t.Errorf("%s: param %q, want %q", body, got.param(), param)
+		}
+	}
+}
+
+func TestResponseFormatWithoutGrammars(t *testing.T) {
+	r := start(t, sim.Config{}, worker.Config{})
+	e := decode[apiError](t, r.post(t, "/v1/chat/completions",
+		`{"model":"sim","messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_object"}}`), 400)
+	if e.param() != "response_format" {
+		t.Errorf("answer is %+v", e)
+	}
+}
