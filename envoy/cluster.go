@@ -205,9 +205,11 @@ func poolCheck(p *policy.WorkerPool) []*corev3.HealthCheck {
 		return nil
 	}
 	every := p.Health.CheckInterval.D()
-	codec := typev3.CodecClientType_HTTP2
+	codec, fine := typev3.CodecClientType_HTTP2, []*typev3.Int64Range{{Start: 200, End: 201}}
 	if p.Engine == policy.EngineOpenAI {
 		codec = typev3.CodecClientType_HTTP1
+		// A server without a health path answers 404, and answers.
+		fine = append(fine, &typev3.Int64Range{Start: 404, End: 405})
 	}
 	// A worker on the edge between up and down is looked at more often.
 	edge := seconds(min(every, time.Second))
@@ -221,7 +223,7 @@ func poolCheck(p *policy.WorkerPool) []*corev3.HealthCheck {
 		HealthyThreshold:      u32(1),
 		HealthChecker: &corev3.HealthCheck_HttpHealthCheck_{HttpHealthCheck: &corev3.HealthCheck_HttpHealthCheck{
 			// The default host is the cluster's name, whose slash is no valid host.
-			Host: "kvmesh", Path: p.Health.Check, CodecClientType: codec,
+			Host: "kvmesh", Path: p.Health.Check, CodecClientType: codec, ExpectedStatuses: fine,
 		}},
 	}}
 }

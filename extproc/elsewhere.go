@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,23 +30,29 @@ func (e *Exchange) elsewhere(now time.Time) *extprocv3.ProcessingResponse {
 	return toCandidates(destinations(d), d.Pool)
 }
 
-// models answers GET /v1/models and /v1/models/{name} where the policy knows all
-// names, nil where it does not.
+// models answers GET /v1/models and /v1/models/{name} where all names are known,
+// from the policy or from the workers, nil where they are not.
 func (e *Exchange) models() *extprocv3.ProcessingResponse {
-	if e.head.method != http.MethodGet || e.s.models == nil {
+	if e.head.method != http.MethodGet || e.head.path != modelsPath && !strings.HasPrefix(e.head.path, modelsPath+"/") {
 		return nil
+	}
+	known := e.s.models
+	if known == nil {
+		if known = e.s.servedModels(); known == nil {
+			return nil
+		}
 	}
 	name, one := strings.CutPrefix(e.head.path, modelsPath+"/")
 	switch {
 	case e.head.path == modelsPath:
 		e.phase = answered
 		e.s.metrics.requests.WithLabelValues(outcomeModels).Inc()
-		return immediate(http.StatusOK, e.s.models.list, "kvmesh_models")
+		return immediate(http.StatusOK, known.list, "kvmesh_models")
 	case one && name != "":
 		if plain, err := url.PathUnescape(name); err == nil {
 			name = plain
 		}
-		card, ok := e.s.models.cards[name]
+		card, ok := known.cards[name]
 		if !ok {
 			return e.refuse(openai.NotFoundModel(name))
 		}
@@ -68,20 +75,49 @@ type modelNames struct {
 	cards map[string][]byte
 }
 
-// newModelNames returns nil when a route takes every name, because then only the
+// policyModels returns nil when a route takes every name, because then only the
 // servers know what there is.
-func newModelNames(set *policy.Set) *modelNames {
-	m := &modelNames{cards: map[string][]byte{}}
-	list := openai.ModelList{Object: "list", Data: []openai.ModelCard{}}
+func policyModels(set *policy.Set) *modelNames {
+	var all []string
 	for _, r := range set.Routes {
+		if slices.Contains(r.Models, "*") {
+			return nil
+		}
+		all = append(all, r.Models...)
+	}
+	return newModelNames(all)
+}
+
+// servedModels adds to the policy's names those of the workers that a route for
+// every name leads to; nil when one of them does not tell.
+func (s *Server) servedModels() *modelNames {
+	var all []string
+	for _, r := range s.cfg.Policy.Routes {
 		for _, name := range r.Models {
-			if name == "*" {
+			if name != "*" {
+				all = append(all, name)
+				continue
+			}
+			served, ok := s.cfg.Picker.Served(r.Tiers[0].Pool)
+			if !ok {
 				return nil
 			}
-			card := openai.ModelCard{ID: name, Object: "model", Created: modelsCreated, OwnedBy: "kvmesh"}
-			list.Data = append(list.Data, card)
-			m.cards[name], _ = json.Marshal(card) // strings and numbers always marshal
+			all = append(all, served...)
 		}
+	}
+	return newModelNames(all)
+}
+
+func newModelNames(all []string) *modelNames {
+	m := &modelNames{cards: map[string][]byte{}}
+	list := openai.ModelList{Object: "list", Data: []openai.ModelCard{}}
+	for _, name := range all {
+		if m.cards[name] != nil {
+			continue
+		}
+		card := openai.ModelCard{ID: name, Object: "model", Created: modelsCreated, OwnedBy: "kvmesh"}
+		list.Data = append(list.Data, card)
+		m.cards[name], _ = json.Marshal(card) // strings and numbers always marshal
 	}
 	m.list, _ = json.Marshal(list)
 	return m

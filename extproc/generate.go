@@ -36,6 +36,8 @@ func (e *Exchange) body(now time.Time, body []byte) *extprocv3.ProcessingRespons
 		return continueBody(&extprocv3.CommonResponse{})
 	case d.Route == nil:
 		return e.refuse(openai.NotFoundModel(req.Model))
+	case d.Unserved:
+		return e.refuse(openai.NotFoundModel(req.Model))
 	case len(d.Candidates) == 0:
 		return e.refuse(openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again."))
 	}

@@ -35,7 +35,7 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of extproc: %w", err)
 	}
-	return &Server{cfg: cfg, metrics: m, models: newModelNames(cfg.Policy)}, nil
+	return &Server{cfg: cfg, metrics: m, models: policyModels(cfg.Policy)}, nil
 }
 
 // Limits of the gRPC server. A body comes in one message of up to max_body; the

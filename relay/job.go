@@ -34,6 +34,8 @@ type job struct {
 	stream   bool
 	multi    bool   // may have several choices
 	model    string // for metrics, bounded by the policy
+	named    string // as the request names it
+	only     string // the model that workers must have, "" where the policy vouches for them
 	session  string
 	route    policy.ModelRoute
 	pool     string
@@ -59,6 +61,10 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 		j.session = in.Header.Get(names.SessionID)
 	}
 	j.route, j.model = r.routeOf(in.Header.Get(names.ModelRoute), req.Model)
+	j.named = req.Model
+	if i := slices.IndexFunc(j.route.Tiers, func(t policy.Tier) bool { return t.Pool == j.pool }); i >= 0 && j.route.Tiers[i].Model == "" {
+		j.only = req.Model
+	}
 	j.ctx, j.cancel = context.WithCancelCause(in.Context())
 	j.watch.cancel = j.cancel
 	j.unlink = context.AfterFunc(r.cut, func() { j.cancel(errDraining) })
@@ -177,7 +183,7 @@ func (j *job) again(n int) bool {
 func (j *job) next() (worker, bool) {
 	for _, exclude := range [][]string{j.failed, nil} {
 		if len(j.queue) == 0 {
-			d := j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: j.pool, Session: j.session, Exclude: exclude})
+			d := j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: j.pool, Model: j.only, Session: j.session, Exclude: exclude})
 			j.queue = workers(d)
 		}
 		for len(j.queue) > 0 {

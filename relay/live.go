@@ -48,7 +48,7 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 	out := make([]fleet.StreamView, 0, len(r.live.jobs))
 	for j := range r.live.jobs {
 		v := fleet.StreamView{
-			ID: j.in.Header.Get(names.Stream), Model: j.model, Pool: j.pool, Stream: j.stream,
+			ID: j.in.Header.Get(names.Stream), Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.pool, Stream: j.stream,
 			Attempt: j.state.attempt.Load(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
 		}
 		if w := j.state.worker.Load(); w != nil {

@@ -14,9 +14,11 @@ import (
 // Request is what a choice depends on.
 type Request struct {
 	Model   string   // the client's name of the model; routed by policy
-	Pool    string   // when set, the pool; Model is not looked at
+	Pool    string   // when set, the pool; Model then only leaves out workers that lack it
 	Session string   // key of affinity, "" for none
 	Exclude []string // ids of workers that must not be chosen
+
+	named bool // the policy names the model: workers need not list it
 }
 
 // Decision is the outcome of a Pick, with its reasons.
@@ -38,6 +40,8 @@ type Decision struct {
 	Candidates []Candidate `json:"candidates"`
 	// Affinity says that the session decided the first candidate.
 	Affinity bool `json:"affinity,omitempty"`
+	// Unserved says that the pool has workers and none of them has the model.
+	Unserved bool `json:"unserved,omitempty"`
 	// Why says why there are no candidates, "" when there are.
 	Why string `json:"why,omitempty"`
 }
@@ -80,12 +84,17 @@ func (p *Picker) Pick(now time.Time, r Request) Decision {
 	if route == nil {
 		return Decision{Known: true, Why: "no route serves this model"}
 	}
+	client := r.Model
 	var first Decision
 	for i, t := range route.Tiers {
 		d := Decision{Known: true, Route: route, Tier: i, Pool: t.Pool, Model: t.Model, MaxTokens: t.MaxTokens}
 		if d.Model == "" {
-			d.Model = r.Model
+			d.Model = client
 		}
+		// A tier that names its model is taken at its word, since a server need not
+		// list every name it accepts; with the client's own name, only those count
+		// that have it.
+		r.Model, r.named = d.Model, t.Model != ""
 		d = p.fill(now, s, r, d)
 		if len(d.Candidates) > 0 {
 			return d
@@ -106,7 +115,12 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 	if r.Session != "" {
 		session = xxhash.Sum64String(r.Session)
 	}
+	strangers := 0
 	for _, w := range takers {
+		if !r.named && !w.serves(r.Model) {
+			strangers++
+			continue
+		}
 		if len(r.Exclude) > 0 && slices.Contains(r.Exclude, w.ID) {
 			continue
 		}
@@ -118,6 +132,11 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 	}
 	ranking.spread()
 	d.Affinity = ranking.stick()
+	if len(ranking.top) == 0 && strangers > 0 && strangers == len(takers) {
+		d.Unserved = true
+		d.Why = fmt.Sprintf("none of the %d workers of pool %s has this model", len(takers), d.Pool)
+		return d
+	}
 	if len(ranking.top) == 0 {
 		d.Why = fmt.Sprintf("pool %s has no worker that takes requests (%d listed, %d excluded)", d.Pool, len(takers), len(r.Exclude))
 		return d

@@ -2,6 +2,7 @@ package picker
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -150,6 +151,24 @@ func (p *Picker) WorkerAt(address string) (id string, ok bool) {
 		}
 	}
 	return "", false
+}
+
+// Served returns the model names of a pool's workers that take requests, sorted;
+// false when a worker's names are not known, or there is no worker.
+func (p *Picker) Served(pool string) ([]string, bool) {
+	s := p.snap.Load()
+	if s == nil || len(s.takers[pool]) == 0 {
+		return nil, false
+	}
+	var out []string
+	for _, w := range s.takers[pool] {
+		if len(w.models) == 0 {
+			return nil, false
+		}
+		out = append(out, w.models...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), true
 }
 
 // count returns the counters of a worker, making them for one that left.

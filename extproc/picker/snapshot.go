@@ -29,13 +29,27 @@ type worker struct {
 	capacity    float64 // load.maxRunning, or the pool's mean where unknown
 	hash        uint64  // of ID
 
+	// models are the names it serves; empty when that is not known.
+	models []string
+
 	c *counters
+}
+
+// serves reports whether a request for a model may go to the worker: it has that
+// model, or nobody knows which ones it has.
+func (w *worker) serves(model string) bool {
+	return model == "" || len(w.models) == 0 || slices.Contains(w.models, model)
 }
 
 func newWorker(pb *fleetpb.Worker, c *counters) *worker {
 	l := pb.GetLoad()
+	var models []string
+	if pb.GetModel() != "" {
+		models = append([]string{pb.GetModel()}, pb.GetAliases()...)
+	}
 	return &worker{
-		ID: pb.GetId(), Address: pb.GetAddress(), Zone: pb.GetZone(), Pool: pb.GetPool(),
+		models: models,
+		ID:     pb.GetId(), Address: pb.GetAddress(), Zone: pb.GetZone(), Pool: pb.GetPool(),
 		incarnation: pb.GetIncarnation(), status: health.Status(pb.GetStatus()),
 		weight: max(float64(pb.GetWeight()), 1), reported: l != nil,
 		load: load{l.GetRunning(), l.GetWaiting(), l.GetMaxRunning(), number(l.GetUtilization())},

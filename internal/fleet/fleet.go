@@ -61,7 +61,17 @@ type Registration struct {
 	State string `json:"state,omitempty"`
 	// Reason says why, for people; it goes with StateFailed.
 	Reason string `json:"reason,omitempty"`
+	// Via is where the control plane learned of the worker if not from itself: ""
+	// or ViaRedis. What a worker sends here is ignored.
+	Via string `json:"via,omitempty"`
 }
+
+// ViaRedis marks a Registration that was read from Redis.
+const ViaRedis = "redis"
+
+// ForeignIncarnation is that of a worker which tells none: it is not ours, so it
+// reports no load over ORCA either.
+const ForeignIncarnation = 1
 
 // States of a Registration.
 const (
@@ -150,7 +160,8 @@ type ClusterList struct {
 // /v1/streams at the gateway and of `kvmesh streams -o json`.
 type StreamView struct {
 	ID      string  `json:"id"`
-	Model   string  `json:"model"` // as its route lists it, else "other"
+	Request string  `json:"request_id"` // x-request-id, as Envoy's access log has it
+	Model   string  `json:"model"`      // as the worker is asked for it
 	Pool    string  `json:"pool"`
 	Worker  string  `json:"worker"`  // that serves it now, "" before the first attempt
 	Attempt int64   `json:"attempt"` // number of the running attempt, from 1

@@ -22,12 +22,14 @@ type backend struct {
 	leaked atomic.Value // first mesh header that reached it
 }
 
-func newBackend(t *testing.T) *backend {
+func newBackend(t *testing.T, model string, health bool) *backend {
 	b := &backend{}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	if health {
+		mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	}
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, `{"object":"list","data":[{"id":"llama","object":"model","created":1,"owned_by":"them"}]}`)
+		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"object":"model","created":1,"owned_by":"them"}]}`, model)
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"llama\"} 1\n"+
@@ -37,7 +39,7 @@ func newBackend(t *testing.T) *backend {
 	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
 		b.hits.Add(1)
 		for _, h := range names.Stripped() {
-			if r.Header.Get(h) != "" && strings.HasPrefix(h, "x-envoy-") {
+			if r.Header.Get(h) != "" {
 				b.leaked.CompareAndSwap(nil, h)
 			}
 		}
@@ -83,10 +85,10 @@ func send(t *testing.T, m *testmesh.Mesh, path, body string, header map[string]s
 // `kvmesh up --backend` fronts existing servers with no file: any model name
 // passes as it is, every path works, and a server that goes away is avoided.
 func TestBackends(t *testing.T) {
-	a, b := newBackend(t), newBackend(t)
+	a, b := newBackend(t, "llama", true), newBackend(t, "llama", true)
 	m := testmesh.Start(t, bin, t.TempDir(), "--backend", a.URL, "--backend", b.URL+"/v1")
 
-	body := `{"model":"org/llama-99b", "prompt":"x"  ,"unknown":[1]}`
+	body := `{"model":"llama", "prompt":"x"  ,"unknown":[1]}`
 	resp, out := send(t, m, "/v1/completions", body, nil)
 	if resp.StatusCode != http.StatusOK || out["body"] != body {
 		t.Errorf("status %d, the server got %v, want the body as it was sent", resp.StatusCode, out["body"])
@@ -141,4 +143,36 @@ func TestBackends(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// Servers with different models: each request goes to one that has its model, the
+// list is that of all, and a server without a health path serves.
+func TestBackendsByModel(t *testing.T) {
+	a, b := newBackend(t, "org/a", true), newBackend(t, "b", false)
+	m := testmesh.Start(t, bin, t.TempDir(), "--backend", a.URL, "--backend", b.URL)
+	testmesh.Eventually(t, "both serve", 20*time.Second, func() bool {
+		list := m.Workers(t)
+		return len(list) == 2 && list[0].Status == "HEALTHY" && list[1].Status == "HEALTHY"
+	})
+	for range 5 {
+		for model, want := range map[string]*backend{"org/a": a, "b": b} {
+			before := want.hits.Load()
+			resp, out := send(t, m, "/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model), nil)
+			if resp.StatusCode != http.StatusOK || want.hits.Load() != before+1 {
+				t.Fatalf("model %s: status %d, %v, served by %s", model, resp.StatusCode, out, resp.Header.Get(names.Worker))
+			}
+		}
+	}
+	resp, err := http.Get(m.OpenAI + "/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(text), `"id":"org/a"`) || !strings.Contains(string(text), `"id":"b"`) {
+		t.Errorf("models: %s, %v", text, err)
+	}
+	if resp, out := send(t, m, "/v1/completions", `{"model":"none","prompt":"x"}`, nil); resp.StatusCode != http.StatusNotFound {
+		t.Errorf("unknown model: status %d, %v", resp.StatusCode, out)
+	}
 }

@@ -90,6 +90,7 @@ type Prober struct {
 	models   []string
 	askAgain time.Time // when to ask for the models again
 	noLoad   bool      // it answered /metrics with something else
+	noCheck  bool      // it has no health path
 }
 
 // NewProber makes the Prober of a server. trustedCA is a PEM file of authorities
@@ -193,9 +194,13 @@ func (e statusError) Error() string { return fmt.Sprintf("%s: status %d", e.path
 
 // well asks the server whether it is.
 func (p *Prober) well(ctx context.Context) error {
-	if p.server.Check != "off" {
+	if p.server.Check != "off" && !p.noCheck {
 		_, err := p.get(ctx, p.server.Check)
-		return err
+		status, answered := errors.AsType[statusError](err)
+		if !answered || status.status != http.StatusNotFound {
+			return err
+		}
+		p.noCheck = true // it has no such path, which says nothing of its health
 	}
 	// Without a health path any answer is a sign of life.
 	_, err := p.get(ctx, "/v1/models")
