@@ -33,6 +33,8 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	}
 	defer s.leave()
 	name := blockName(f.Ref)
+	// Most puts of a shared prefix end here, without writing anything. That there
+	// is a file is enough: it was whole when it got its name.
 	if _, err := s.root.Lstat(name); err == nil {
 		s.count.duplicates.Add(1)
 		return nil
@@ -57,6 +59,8 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	}
 	file.Close()
 	s.settle(size, true)
+	// After the file is in place: a look-up that reads the folder in between
+	// remembers it under the old generation, and reads it again.
 	s.control.generation(f.Parent).Add(1)
 	s.count.puts.Add(1)
 	s.count.putBytes.Add(uint64(f.Total))
@@ -72,6 +76,7 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	name := blockName(ref)
 	b, used, err := s.mapBlock(name)
 	if errors.Is(err, fs.ErrNotExist) {
+		// A look-up that named it was wrong: it shall not name it again.
 		s.count.misses.Add(1)
 		s.index.forget(ref.Fingerprint, ref.Parent)
 		return nil, fmt.Errorf("block %s: %w", ref.Key, kvcache.ErrNotFound)
@@ -105,6 +110,7 @@ const useGrain = time.Second
 
 // mapBlock maps a whole file and returns when it was last used.
 func (s *Store) mapBlock(name string) ([]byte, time.Time, error) {
+	// The mapping outlives the descriptor, and the name too.
 	file, err := s.root.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, time.Time{}, err
@@ -155,7 +161,12 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 		return err
 	}
 	defer s.leave()
+	// Writers first: one that appends to a file that is on its way out would not
+	// notice. A writer that opens a tail in between is told when its folder is
+	// gone, because it cannot rotate.
 	s.overtakeAll(f)
+	// The name is that of this process, so whoever sweeps after it removes the
+	// rest if it dies in the middle.
 	trash := s.scratch()
 	if err := s.root.Rename(modelDir(f), trash); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -163,6 +174,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
 	}
 	s.index.forgetModel(f)
+	// Which folders there were is not worth finding out: everybody reads anew.
 	for i := range generations {
 		s.control.generationAt(i).Add(1)
 	}

@@ -71,10 +71,10 @@ type Store struct {
 	dir  string // as configured, for messages
 	root *os.Root
 
-	control control
-	index   index
-	count   counters
-	writer  writer
+	control control  // words shared with other processes
+	index   index    // what this process remembers
+	count   counters // what it did
+	writer  writer   // its mark in the directory
 	// pending is what this process has reserved and not yet written.
 	pending atomic.Int64
 
@@ -138,6 +138,7 @@ func (s *Store) open() (err error) {
 	if err := s.ours(); err != nil {
 		return err
 	}
+	// The two folders that nobody ever removes; the others come and go.
 	for _, dir := range []string{modelsDir, writersDir} {
 		if err := s.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -203,11 +204,12 @@ func modelDir(f kvcache.Fingerprint) string  { return modelsDir + "/" + f.String
 func blocksDir(f kvcache.Fingerprint) string { return modelDir(f) + "/blocks" }
 func tailsDir(f kvcache.Fingerprint) string  { return modelDir(f) + "/tails" }
 
-// writer is this process's mark in the directory.
+// writer is this process's mark in the directory; a store that is opened twice in
+// one process has two.
 type writer struct {
-	id   string
-	lock *os.File
-	next atomic.Uint64
+	id   string        // random, so that ids of dead processes do not come again
+	lock *os.File      // held until Close
+	next atomic.Uint64 // number of the last scratch name
 }
 
 // scratch returns a new name for what is not published.

@@ -85,22 +85,6 @@ func put(t testing.TB, s *Store, frames ...*kvcache.Frame) {
 	}
 }
 
-// files lists all files below a store, relative to it.
-func files(t testing.TB, s *Store) (names []string) {
-	t.Helper()
-	err := filepath.WalkDir(s.dir, func(name string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			rel, _ := filepath.Rel(s.dir, name)
-			names = append(names, rel)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
-}
-
 func TestConfig(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"no directory": {}, "limit": {Dir: "x", Limit: -1}, "ttl": {Dir: "x", TailTTL: -1}, "sweep": {Dir: "x", SweepEvery: -1},

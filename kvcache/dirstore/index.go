@@ -17,9 +17,11 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
-// index keeps folders of blocks that this process has read.
+// index keeps folders of blocks that this process has read. A listing is never
+// changed, only replaced, so look-ups use it without the lock.
 type index struct {
-	mu      sync.RWMutex
+	mu sync.RWMutex
+	// folders is guarded by mu; nil is empty.
 	folders map[folder]*listing
 }
 
@@ -36,10 +38,13 @@ type listing struct {
 	children   []*child
 }
 
-// child is one block in a folder, as its header says.
+// child is one block in a folder, as its header says. It is shared by all
+// listings of its folder, and but for used it does not change.
 type child struct {
-	root  kvcache.Key
-	key   kvcache.Key
+	// root is the tenant's; a folder may in theory hold blocks of several.
+	root kvcache.Key
+	key  kvcache.Key
+	// first and ids are the tokens, size the length of the file.
 	first int
 	ids   []int32
 	size  int64
@@ -65,6 +70,8 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 	if q.From == (kvcache.Key{}) {
 		q.From = q.Root
 	}
+	// What a walk finds before its context ends, or before a folder that cannot be
+	// read, is a chain all the same.
 	w := walk{ctx: ctx, s: s, q: q, now: time.Now()}
 	end := w.from(q.From, 0)
 	if w.err != nil && len(end.chain) == 0 {
@@ -190,6 +197,7 @@ func (s *Store) children(model kvcache.Fingerprint, parent kvcache.Key, now time
 	if old != nil && old.generation == generation && now.Sub(old.read) < maxListing {
 		return old.children, nil
 	}
+	// Without the lock: two look-ups may read the same folder, and both are right.
 	fresh, err := s.list(at, old)
 	if err != nil {
 		return nil, err
@@ -202,6 +210,8 @@ func (s *Store) children(model kvcache.Fingerprint, parent kvcache.Key, now time
 func (x *index) keep(at folder, l *listing) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	// All at once rather than the oldest: it is rare, and a listing costs some
+	// microseconds to read again.
 	if x.folders == nil || len(x.folders) >= maxFolders {
 		x.folders = map[folder]*listing{}
 	}
@@ -238,6 +248,9 @@ func (s *Store) list(at folder, old *listing) ([]*child, error) {
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // removed after it was opened
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -283,6 +296,8 @@ func (s *Store) readChild(at folder, key kvcache.Key) *child {
 	if err == nil {
 		return &child{root: h.Root, key: key, first: h.First, ids: h.IDs, size: size}
 	}
+	// A header that is wrong, or lies under another's name, makes its file useless
+	// for everybody. A file that cannot be read may be readable later.
 	if _, ok := s.refused(err); ok {
 		s.removeBlock(ref, size)
 	} else {

@@ -18,6 +18,7 @@ func mapFile(f *os.File, size int64, write bool) ([]byte, error) {
 	if write {
 		prot |= unix.PROT_WRITE
 	}
+	// An address space of 32 bits cannot map every file.
 	if size < 1 || int64(int(size)) != size {
 		return nil, fmt.Errorf("map %d bytes of %s", size, f.Name())
 	}
@@ -43,5 +44,6 @@ func word32(b []byte, at int) *atomic.Uint32 {
 }
 
 // lock takes the exclusive lock of a file if nobody has it. The kernel frees it
-// when the process ends, however it ends.
+// when the process ends, however it ends; unlike a process id it means the same
+// in every container that shares the directory.
 func lock(f *os.File) bool { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }

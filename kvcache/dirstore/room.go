@@ -22,6 +22,7 @@ func (s *Store) reserve(ctx context.Context, n int64) error {
 	if used.Add(n) <= s.cfg.Limit {
 		return nil
 	}
+	// What can never fit shall not push everything else out first.
 	if n <= s.cfg.Limit {
 		if err := s.evict(ctx); err != nil {
 			s.settle(n, false)
@@ -57,6 +58,8 @@ func (s *Store) evict(ctx context.Context) error {
 	if used.Load() <= s.low() {
 		return nil // somebody else has
 	}
+	// The walk also corrects the count, so the loop ends when there really is
+	// room, or nothing more may go.
 	inv, err := s.takeStock()
 	if err != nil {
 		return err
@@ -82,6 +85,7 @@ func (s *Store) recount() error {
 
 // inventory is what a walk over the directory found.
 type inventory struct {
+	// blocks are by key, which no two models share.
 	blocks map[kvcache.Key]*stock
 	// pinned are the blocks that live tails follow.
 	pinned []kvcache.Key
@@ -90,13 +94,14 @@ type inventory struct {
 // stock is one block's file.
 type stock struct {
 	ref  kvcache.Ref // without the root
-	size int64
-	used time.Time
-	kept bool // keepOrder has placed it
+	size int64       // of the file
+	used time.Time   // the file's time of change
+	kept bool        // keepOrder has placed it
 }
 
 // takeStock walks the directory and corrects the count of bytes.
 func (s *Store) takeStock() (*inventory, error) {
+	// Corrected by the difference, not set: others go on counting meanwhile.
 	before := s.control.used().Load()
 	inv := &inventory{blocks: map[kvcache.Key]*stock{}}
 	own := writersDir + "/" + s.writer.id + "."
@@ -159,6 +164,9 @@ func (inv *inventory) keepOrder() []*stock {
 	for _, key := range inv.pinned {
 		inv.path(key)
 	}
+	// From the last used on: each takes those before it along, which are then at
+	// least as useful as it is. What remains of a path when a later block comes to
+	// it has its own place. So every block is visited once.
 	byUse := make([]*stock, 0, len(inv.blocks))
 	for _, b := range inv.blocks {
 		byUse = append(byUse, b)

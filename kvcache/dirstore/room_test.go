@@ -158,6 +158,15 @@ func TestCountIsRight(t *testing.T) {
 	if there := a.Stats().Used; there < counted || there > counted+20*4096 {
 		t.Errorf("%d bytes counted, %d there", counted, there)
 	}
+	// A recount does not take away what is reserved and not written yet.
+	before := a.Stats().Used
+	if err := a.reserve(ctx, 8192); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.recount(); err != nil || a.Stats().Used != before+8192 {
+		t.Errorf("%d bytes with a reservation of 8192, %d without, %v", a.Stats().Used, before, err)
+	}
+	a.settle(8192, false)
 	// Whatever went wrong before, a sweep mends it.
 	for _, wrong := range []int64{-1 << 40, 1 << 40} {
 		there := a.Stats().Used

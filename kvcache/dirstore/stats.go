@@ -9,7 +9,8 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
-// counters are this process's, by the names of kvcache.Stats.
+// counters are this process's, by the names of kvcache.Stats. They are plain
+// atomics and not metrics, so that a store can be used without a registry.
 type counters struct {
 	puts, putBytes, duplicates atomic.Uint64
 	hits, misses, hitBytes     atomic.Uint64

@@ -49,7 +49,8 @@ func (s *Store) retire() {
 	s.writer.lock.Close()
 }
 
-// background makes room before it is short, and sweeps now and then.
+// background makes room before it is short, and sweeps now and then. It is the
+// only goroutine of a store; what goes wrong in it is logged and tried again.
 func (s *Store) background(ctx context.Context) {
 	tick := time.NewTicker(s.cfg.SweepEvery)
 	defer tick.Stop()
@@ -103,6 +104,8 @@ func (s *Store) sweepWriters() error {
 			}
 		}
 	}
+	// Held while their files go: no other sweep takes them for its own, and one
+	// that dies here leaves the lock file, so the next one finishes the work.
 	for _, name := range names {
 		id, rest, _ := strings.Cut(name, ".")
 		if _, ok := dead[id]; ok && rest != "lock" {
@@ -146,5 +149,9 @@ func (s *Store) names(dir string) ([]string, error) {
 		return nil, err
 	}
 	defer d.Close()
-	return d.Readdirnames(-1)
+	names, err := d.Readdirnames(-1)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // removed after it was opened
+	}
+	return names, err
 }

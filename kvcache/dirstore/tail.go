@@ -59,19 +59,24 @@ func (s *Store) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Ta
 	return nil, s.failed(errors.New("open tail: the stream is being dropped again and again"))
 }
 
-// tail is an open tail of this process.
+// tail is an open tail of this process. It is one goroutine's, as the interface
+// says, so it has no lock; other processes only read its files.
 type tail struct {
 	s    *Store
-	spec kvcache.TailSpec
-	dir  string
+	spec kvcache.TailSpec // of the current file
+	dir  string           // the stream's folder
 
-	fence []byte // mapped
-	file  *os.File
-	seq   int
-	end   int64 // where the next record begins
-	next  int   // position of the next token
-	head  []byte
-	done  bool
+	// fence is the mapped word of the stream, nil after Close.
+	fence []byte
+	// file is the current one, and seq its number.
+	file *os.File
+	seq  int
+	// end is where the next record begins, and next the position of its first
+	// token. What the file has behind end is of an append that failed.
+	end  int64
+	next int
+	head []byte // the last record's header, kept for its memory
+	done bool   // closed
 }
 
 // open raises the fence and makes the first file. It asks for another try if the
@@ -80,6 +85,8 @@ func (t *tail) open() (again bool, err error) {
 	if t.fence, err = t.s.openWords(t.dir, fenceName, make([]byte, fenceSize)); err != nil {
 		return errors.Is(err, fs.ErrNotExist), err
 	}
+	// The fence goes up before there is a file: from here on lower attempts are
+	// refused, even if this one gets no further.
 	want := uint64(t.spec.Attempt) + 1
 	for word := t.word(); ; {
 		have := word.Load()
@@ -126,6 +133,8 @@ func (t *tail) check() error {
 	if t.done {
 		return kvcache.ErrClosed
 	}
+	// A load from memory that is shared with whoever opens a higher attempt: this
+	// is all that an append pays for the fence.
 	if t.word().Load() != uint64(t.spec.Attempt)+1 {
 		t.s.count.stale.Add(1)
 		return kvcache.ErrStale
@@ -149,6 +158,8 @@ func (t *tail) Append(r kvcache.Range) error {
 	t.head = appendRecord(t.head[:0], t.end, r)
 	data := t.end + int64(len(t.head))
 	end := data + int64(len(r.Data))
+	// Tails do not evict, because the token that is being generated would wait
+	// for it. Near the limit they have it done, at the limit they do without.
 	grown := room(end) - room(t.end)
 	used := t.s.control.used().Add(grown)
 	if used > t.s.cfg.Limit-t.s.cfg.Limit/16 {
@@ -212,6 +223,8 @@ func (t *tail) Rotate(parent kvcache.Key, first int) error {
 	}
 	spec := t.spec
 	spec.Parent, spec.First = parent, first
+	// The new file first: a writer that dies in between leaves both, and readers
+	// take the newer.
 	if err := t.begin(spec); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return kvcache.ErrStale // dropped in this moment
@@ -276,6 +289,8 @@ func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string
 // removeTails drops a stream's folder: its writers are told by the fence, then it
 // goes at once from its place and after that from the disk.
 func (s *Store) removeTails(dir string) error {
+	// A writer may have opened the folder's fence and be about to raise it: it
+	// finds the mark, and begins in a new folder.
 	s.overtake(dir)
 	trash := s.scratch()
 	if err := s.root.Rename(dir, trash); errors.Is(err, fs.ErrNotExist) {

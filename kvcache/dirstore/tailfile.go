@@ -122,6 +122,7 @@ func parseRecord(b []byte, at int64, first int) (r kvcache.Range, end int64, err
 	}
 	h := b[at:]
 	size, n, length := int64(le.Uint32(h[8:])), int64(le.Uint32(h[12:])), int64(le.Uint64(h[32:]))
+	// In this order nothing is read behind the end of b, whatever the lengths say.
 	if n < 1 || n > maxRange || size != align(at+recordFixed+4*n, dataAlign)-at || size > int64(len(h)) ||
 		sumWithout(h[:size], 4) != le.Uint32(h[4:]) {
 		return r, 0, errEnd
@@ -184,6 +185,8 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 			files = append(files, n)
 		}
 	}
+	// The highest attempt is the likeliest to be what the caller looks for, and
+	// within it the last rotation.
 	slices.SortFunc(files, func(a, b tailFile) int {
 		return cmp.Or(cmp.Compare(b.attempt, a.attempt), cmp.Compare(b.seq, a.seq))
 	})

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -41,11 +42,13 @@ func jobs() map[string]func(kvcache.Store, job) error {
 
 // The shapes that children and their parents agree on.
 const (
-	childChains = 8      // per seed
-	childBlocks = 12     // per chain
-	childTokens = 16     // per block
-	childSize   = 40_000 // bytes per block
-	sameBlocks  = 40
+	childChains = 4  // per seed
+	childBlocks = 8  // per chain
+	childTokens = 16 // per block
+	// childSize is the length of a block's payload: it takes long enough to write
+	// that a kill, or a reader, often comes in between.
+	childSize  = 400_000
+	sameBlocks = 20
 )
 
 // space is the space of all children.
@@ -117,18 +120,22 @@ func writeTails(s kvcache.Store, j job) error {
 }
 
 // writeSame puts the blocks that another child puts at the same time, each with a
-// payload of its own.
+// payload of its own, one for each line of input.
 func writeSame(s kvcache.Store, j job) error {
+	in := bufio.NewScanner(os.Stdin)
 	for i := range sameBlocks {
 		f := blockBy(space(), space().Root, 0, tokens(uint64(i), childTokens), func(key kvcache.Key) []byte {
 			return content(key, j.Writer, childSize)
 		})
+		if !in.Scan() {
+			break
+		}
 		if err := s.Put(context.Background(), f); err != nil {
 			return err
 		}
 		fmt.Println(i)
 	}
-	return waitForEnd()
+	return nil
 }
 
 // writeLate appends to one tail whenever its parent asks for it.
@@ -298,6 +305,7 @@ func testCrashBlocks(t *testing.T, h Harness) {
 		r := rand.New(rand.NewPCG(uint64(round), 3))
 		seed := uint64(round)
 		c := start(t, job{Mode: "blocks", Dir: dir, Seed: seed})
+		stop := chase(t, watcher, seed)
 		var acked [childChains]int
 		c.killAt(t, r, r.IntN(childChains*childBlocks-1), func(line string) {
 			var chain, i int
@@ -306,6 +314,7 @@ func testCrashBlocks(t *testing.T, h Harness) {
 			}
 			acked[chain]++
 		})
+		stop()
 		again := h.open(t, dir, plenty)
 		for _, s := range []kvcache.Store{watcher, again} {
 			for chain, n := range acked {
@@ -319,10 +328,46 @@ func testCrashBlocks(t *testing.T, h Harness) {
 		}
 		// What was cut off can be written now.
 		put(t, again, childChain(seed, childChains-1)...)
+		if err := again.Drop(context.Background(), space().Fingerprint); err != nil {
+			t.Fatal(err)
+		}
 		again.Close()
 	}
 	if n := refusals(watcher); n != 0 {
 		t.Errorf("%d blocks were refused: a half of one was visible", n)
+	}
+}
+
+// chase reads every block of a seed, over and over until it is there, while a
+// child writes: it must be whole the first time that it can be seen.
+func chase(t testing.TB, s kvcache.Store, seed uint64) (stop func()) {
+	ctx, end := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		for c := range childChains {
+			parent := space().Root
+			ids := tokens(seed<<8+uint64(c), childBlocks*childTokens)
+			for ; len(ids) > 0; ids = ids[childTokens:] {
+				ref := space().Child(parent, ids[:childTokens])
+				err := readBlock(s, ref)
+				for errors.Is(err, kvcache.ErrNotFound) && ctx.Err() == nil {
+					runtime.Gosched()
+					err = readBlock(s, ref)
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+				parent = ref.Key
+			}
+		}
+		done <- nil
+	}()
+	return func() {
+		end()
+		if err := <-done; err != nil && !errors.Is(err, kvcache.ErrNotFound) {
+			t.Errorf("a reader beside a writer: %v", err)
+		}
 	}
 }
 
@@ -404,6 +449,9 @@ func testSameBlock(t *testing.T, h Harness) {
 			t.Fatalf("block %d is of neither", i)
 		}
 		for i := range sameBlocks {
+			for _, c := range children {
+				fmt.Fprintln(c.in)
+			}
 			for _, c := range children {
 				if _, ok := c.line(t); !ok {
 					t.Fatal("the child has ended by itself")

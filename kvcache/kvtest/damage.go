@@ -109,6 +109,11 @@ func testLimit(t *testing.T, h Harness) {
 		if st, ok := stats(s); ok && (st.Used > st.Limit || st.Used <= 0) {
 			t.Fatalf("%d bytes in use, limit %d", st.Used, st.Limit)
 		}
+		// What has gone is not named any more.
+		for old := range seed {
+			ids := tokens(old, 16*8)
+			checkMatch(t, s, kvcache.Query{Space: space, IDs: ids}, longest(t, s, space, ids))
+		}
 		// Of each chain there is a head or nothing: no block without those before.
 		for old := range seed {
 			frames := chain(space, tokens(old, 16*8), 16, size)

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -225,10 +226,7 @@ func wantRefusal(t testing.TB, err error, reasons ...kvcache.Reason) {
 		t.Errorf("%v is no refusal", err)
 		return
 	}
-	for _, want := range reasons {
-		if r.Reason == want {
-			return
-		}
+	if !slices.Contains(reasons, r.Reason) {
+		t.Errorf("refused for %v, want %v", r.Reason, reasons)
 	}
-	t.Errorf("refused for %v, want %v", r.Reason, reasons)
 }
