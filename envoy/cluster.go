@@ -208,8 +208,8 @@ func poolCheck(p *policy.WorkerPool) []*corev3.HealthCheck {
 	codec, fine := typev3.CodecClientType_HTTP2, []*typev3.Int64Range{{Start: 200, End: 201}}
 	if p.Engine == policy.EngineOpenAI {
 		codec = typev3.CodecClientType_HTTP1
-		// A server without a health path answers 404, and answers.
-		fine = append(fine, &typev3.Int64Range{Start: 404, End: 405})
+		// A server without a health path answers 404 or 405, and answers.
+		fine = append(fine, &typev3.Int64Range{Start: 404, End: 406})
 	}
 	// A worker on the edge between up and down is looked at more often.
 	edge := seconds(min(every, time.Second))

@@ -197,7 +197,7 @@ func (p *Prober) well(ctx context.Context) error {
 	if p.server.Check != "off" && !p.noCheck {
 		_, err := p.get(ctx, p.server.Check)
 		status, answered := errors.AsType[statusError](err)
-		if !answered || status.status != http.StatusNotFound {
+		if !answered || status.status != http.StatusNotFound && status.status != http.StatusMethodNotAllowed {
 			return err
 		}
 		p.noCheck = true // it has no such path, which says nothing of its health
