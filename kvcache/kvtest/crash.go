@@ -241,7 +241,7 @@ func rounds() int {
 	if testing.Short() {
 		return 5
 	}
-	return 25
+	return 20
 }
 
 // shared skips tests that need several processes.
