@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 )
@@ -47,6 +48,10 @@ type Config struct {
 	// SelfCheck is how often an engine that is idle must generate a token, default
 	// 30 s; negative = never, not at the start either.
 	SelfCheck time.Duration
+
+	// Redis is where the worker registers too, see redisreg; nil = not. The caller
+	// closes it after Run.
+	Redis *redis.Client
 
 	ControlPlane string               // base URL, "" = do not register
 	MaxBody      int64                // largest request body in bytes, default 32 MiB
@@ -120,7 +125,7 @@ func (c *Config) listen() error {
 	addr, err := netip.ParseAddrPort(c.Listener.Addr().String())
 	switch {
 	case c.Advertise == "" && (err != nil || addr.Addr().IsUnspecified()):
-		if c.ControlPlane == "" {
+		if c.ControlPlane == "" && c.Redis == nil {
 			return nil // nobody is told the address
 		}
 		return errors.Join(fmt.Errorf("worker: listening on %v, advertise is needed", c.Listener.Addr()), c.Listener.Close())

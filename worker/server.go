@@ -13,6 +13,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/worker/redisreg"
 )
 
 // Server is one worker: its HTTP and gRPC service, its registration and its
@@ -80,6 +81,11 @@ func (s *Server) Run(ctx context.Context) error {
 		reg = s.newRegistrar()
 		go reg.run(base)
 	}
+	var announcing sync.WaitGroup
+	if s.cfg.Redis != nil {
+		w := s.newRedisWriter()
+		announcing.Go(func() { w.Run(base) })
+	}
 	engine, err := s.open(ctx, served)
 	if engine != nil {
 		defer engine.Close()
@@ -103,6 +109,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if reg != nil {
 		reg.signOff()
 	}
+	announcing.Wait() // it signs off too
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if e := srv.Shutdown(last); e != nil {
@@ -177,24 +184,51 @@ func (s *Server) modelName() string {
 	return ""
 }
 
-// newRegistrar binds the registrar to the worker's state: every renewal tells the
-// state of its own moment.
+// newRegistrar binds the registrar to the worker's state.
 func (s *Server) newRegistrar() *registrar {
-	fixed := s.cfg.registration(s.started)
 	return &registrar{
 		url:     s.cfg.ControlPlane,
 		log:     s.cfg.Log,
 		changed: s.life.changed,
 		ended:   make(chan struct{}),
 		client:  &http.Client{Timeout: 2 * time.Second},
-		current: func() fleet.Registration {
-			r := fixed
-			r.State, r.Reason = s.life.state()
-			r.Model = s.modelName()
-			if e := s.life.current(); e != nil {
-				r.Fingerprint = e.Model().Fingerprint
-			}
-			return r
-		},
+		current: s.registration(),
 	}
+}
+
+// registration returns what tells the worker's state, as it is when it is called.
+func (s *Server) registration() func() fleet.Registration {
+	fixed := s.cfg.registration(s.started)
+	return func() fleet.Registration {
+		r := fixed
+		r.State, r.Reason = s.life.state()
+		r.Model = s.modelName()
+		if e := s.life.current(); e != nil {
+			r.Fingerprint = e.Model().Fingerprint
+		}
+		return r
+	}
+}
+
+// newRedisWriter makes what registers in Redis.
+func (s *Server) newRedisWriter() *redisreg.Writer {
+	registration := s.registration()
+	return redisreg.New(redisreg.Config{
+		Client: s.cfg.Redis, Changed: s.life.watch(), Log: s.cfg.Log, Registry: s.cfg.Registry,
+		Current: func() fleet.RedisHealth {
+			h := fleet.RedisHealthOf(registration(), time.Now())
+			load := s.life.load()
+			h.Running, h.Waiting, h.KVUsage = load.Running, load.Waiting, load.KVUsage
+			h.AvgLatencyMS = 1000 * s.metrics.pace.latency.value()
+			for _, d := range s.devices() {
+				h.GPUMemoryUsedMB += float64(d.MemoryUsedMB)
+				h.GPUMemoryTotalMB += float64(d.MemoryTotalMB)
+			}
+			return h
+		},
+		Drain: func(on bool) {
+			s.life.setDrained(on)
+			s.tellHealth()
+		},
+	})
 }

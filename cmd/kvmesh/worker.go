@@ -30,11 +30,11 @@ type workerOptions struct {
 	threads         int
 	llamaLib        string
 	weights         string
-	redisURL        string
 	ttft            time.Duration
 	itl             time.Duration
 	unused          unusedFlags
 	kv              kvOptions
+	parts           partOptions
 }
 
 func workerCommand(e *env) *cobra.Command {
@@ -70,7 +70,6 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringArrayVar(&o.Aliases, "alias", nil, "another name that requests may use, may be repeated")
 	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp or sim")
 	f.StringVar(&o.ControlPlane, "control-plane", "", "URL of the control plane's API")
-	f.StringVar(&o.redisURL, "redis", "", "URL of a Redis to register in: redis://HOST:PORT, or rediss:// for TLS")
 	f.Int64Var(&o.MaxBody, "max-body", 32<<20, "largest request body in bytes")
 	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM")
 	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
@@ -86,6 +85,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
 	o.unused.add(f)
 	o.kv.add(f)
+	o.parts.add(f)
 	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
@@ -122,6 +122,11 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 		return err
 	}
 	defer done()
+	end, err := o.parts.apply(ctx, e, &o)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return worker.Run(ctx, o.Config)
 }
 
