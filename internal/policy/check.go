@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -119,8 +120,29 @@ func (p *parser) mesh(m *Mesh) {
 			p.fail(line, "listen.%s %q: %q is no IP address", f.name, f.v, host)
 		}
 	}
+	p.registry(&m.Registry, line)
 	if p.set.Pool(m.DefaultPool) == nil {
 		p.fail(line, "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
+	}
+}
+
+// registry checks where workers are found. Messages never repeat the URL: it may
+// hold a password.
+func (p *parser) registry(r *Registry, line int) {
+	if r.Redis != "" {
+		u, err := url.Parse(r.Redis)
+		known := err == nil && slices.Contains([]string{"redis", "rediss", "unix"}, u.Scheme)
+		if !known || u.Host == "" && u.Scheme != "unix" || u.Path == "" && u.Scheme == "unix" {
+			p.fail(line, "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH")
+		}
+	}
+	if r.AddressTemplate != "" && r.Redis == "" {
+		p.fail(line, "registry.addressTemplate needs registry.redis")
+	}
+	r.AddressTemplate = cmp.Or(r.AddressTemplate, "worker-{worker_id}:8000")
+	host, port, err := net.SplitHostPort(r.AddressTemplate)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || !strings.Contains(host, "{worker_id}") {
+		p.fail(line, "registry.addressTemplate %q: want host:port with {worker_id} in the host, for example worker-{worker_id}:8000", r.AddressTemplate)
 	}
 }
 

@@ -59,13 +59,26 @@ func (d Duration) MarshalYAML() (any, error) {
 // Mesh says how one deployment runs: where it listens, its limits. It is the one
 // document that is no policy (see RATIONALE.md); at most one per set.
 type Mesh struct {
-	Listen      Listen  `yaml:"listen"`
-	Zone        string  `yaml:"zone"`        // zone of the gateway; its workers come first
-	DefaultPool string  `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
-	MaxBody     Bytes   `yaml:"maxBody"`     // largest request body, default 32Mi
-	HeldBodies  Bytes   `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
-	ExtProc     ExtProc `yaml:"extProc"`
-	Envoy       Envoy   `yaml:"envoy"`
+	Listen      Listen   `yaml:"listen"`
+	Zone        string   `yaml:"zone"`        // zone of the gateway; its workers come first
+	DefaultPool string   `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
+	MaxBody     Bytes    `yaml:"maxBody"`     // largest request body, default 32Mi
+	HeldBodies  Bytes    `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
+	ExtProc     ExtProc  `yaml:"extProc"`
+	Envoy       Envoy    `yaml:"envoy"`
+	Registry    Registry `yaml:"registry"`
+}
+
+// Registry says where workers are found beside those that register at the control
+// plane.
+type Registry struct {
+	// Redis is the URL of a Redis or Valkey server in which workers write
+	// llm:active_workers and their health: redis://, or rediss:// for TLS. REDIS_URL in
+	// the control plane's environment takes its place, so that no password stands here.
+	Redis string `yaml:"redis"`
+	// AddressTemplate is the host:port of a worker that tells none, with {worker_id} in
+	// it; default worker-{worker_id}:8000.
+	AddressTemplate string `yaml:"addressTemplate"`
 }
 
 // Listen holds addresses as host:port; port 0 takes a free one. All default to

@@ -65,7 +65,7 @@ func find(t testing.TB) string {
 	cache, err := os.UserCacheDir()
 	if err == nil {
 		var paths fetch.Paths
-		paths, err = fetch.Locate(fetch.Config{CacheDir: filepath.Join(cache, "kvmesh"), Redis: os.Getenv("KVMESH_REDIS")}, fetch.Redis)
+		paths, err = fetch.Locate(fetch.Config{CacheDir: filepath.Join(cache, "kvmesh")}, fetch.Redis)
 		if err == nil {
 			return paths.Redis
 		}
