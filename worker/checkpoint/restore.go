@@ -154,9 +154,13 @@ type loan struct {
 // take borrows and verifies everything, up to the first thing that is not good.
 func (l *loan) take(ctx context.Context, f found) {
 	at := 0
-	for _, b := range f.match.Blocks {
+	for i, b := range f.match.Blocks {
 		if !l.borrow(ctx, b, 0) {
 			l.s.again(b.First)
+			l.weed(ctx, f.match.Blocks[i+1:])
+			if f.match.Common > 0 {
+				l.weed(ctx, []kvcache.Found{f.match.Partial})
+			}
 			return
 		}
 		at = b.First + b.Tokens
@@ -171,6 +175,21 @@ func (l *loan) take(ctx context.Context, f found) {
 			kr.Good = f.good
 		}
 		l.ranges = append(l.ranges, kr)
+	}
+}
+
+// weed looks at the blocks behind a bad one: whatever spoiled that may have spoiled
+// more, and a store removes what it refuses, so that good blocks can take its place.
+func (l *loan) weed(ctx context.Context, blocks []kvcache.Found) {
+	for _, b := range blocks {
+		lent, err := l.s.k.cfg.Store.Get(ctx, b.Ref)
+		if err == nil {
+			err = lent.Verify()
+			lent.Release()
+		}
+		if err != nil {
+			l.s.note("get", err)
+		}
 	}
 }
 

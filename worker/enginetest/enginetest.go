@@ -41,6 +41,9 @@ func Run(t *testing.T, newEngine func(t testing.TB) worker.Engine) {
 		{"Concurrent", (*suite).concurrent},
 		{"SlowConsumer", (*suite).slowConsumer},
 		{"QueueFull", (*suite).queueFull},
+		{"Resume", (*suite).resumes},
+		{"Restore", (*suite).restores},
+		{"CorruptKV", (*suite).corruptKV},
 		{"CloseTwice", (*suite).closeTwice},
 	} {
 		t.Run(c.name, func(t *testing.T) {

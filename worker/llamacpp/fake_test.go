@@ -161,9 +161,10 @@ func startFake(tb testing.TB, cfg Config, f decoder) *Engine {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	kv, _ := f.(keeper)
 	e, err := start(cfg, func(*Config) (parts, error) {
 		return parts{
-			dec: f, voc: fakeVocabulary(), text: bytesTokenizer{}, chat: chat,
+			dec: f, kv: kv, voc: fakeVocabulary(), text: bytesTokenizer{}, chat: chat,
 			model: worker.Model{Name: cfg.Name, ContextLen: cfg.ContextLen, Vocab: fakeVocab, Fingerprint: "fake"},
 		}, nil
 	})

@@ -24,11 +24,12 @@ func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) ite
 			yield(worker.Token{}, err)
 			return
 		}
+		kv := e.restore(ctx, ids, p)
 		if err := e.enter(ctx); err != nil {
 			yield(worker.Token{}, err)
 			return
 		}
-		s := e.newSequence(ids, p, in)
+		s := e.newSequence(ids, p, in, kv)
 		defer s.leave()
 		for {
 			t, err := s.next(ctx)
@@ -52,18 +53,26 @@ type sequence struct {
 	answerLen int     // 0 = no end of its own
 	due       time.Time
 	itl       time.Duration
-	text      []byte // of the current token
+	text      []byte   // of the current token
+	kv        *kvState // nil = nobody keeps it
+	restored  int      // tokens whose KV was
+	newest    int32    // token without KV yet, when more is set
+	more      bool
 }
 
 // newSequence fixes speeds and length for one request; later changes of the
 // settings reach later requests only.
-func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *sequence {
+func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions, kv *kvState) *sequence {
 	e.mu.Lock()
 	over := e.over
 	e.mu.Unlock()
-	ttft := duration(over.ttftMs, e.cfg.TTFT) + time.Duration(len(ids))*e.cfg.PrefillPerToken
+	restored := 0
+	if kv != nil {
+		restored = kv.restored
+	}
+	ttft := duration(over.ttftMs, e.cfg.TTFT) + time.Duration(len(ids)-restored)*e.cfg.PrefillPerToken
 	s := &sequence{
-		e: e, in: in, p: p, length: len(ids), said: p.Delivered, first: true, answerLen: e.cfg.AnswerLen,
+		e: e, in: in, p: p, kv: kv, restored: restored, length: len(ids), said: p.Delivered, first: true, answerLen: e.cfg.AnswerLen,
 		due: time.Now().Add(duration(in.TTFTms, ttft)),
 		itl: duration(in.ITLms, duration(over.itlMs, e.cfg.ITL)),
 		// The choice is part of the start, so that choices of one request differ.
@@ -85,6 +94,7 @@ func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions) *seq
 
 // leave frees the sequence and its tokens.
 func (s *sequence) leave() {
+	s.keep(true)
 	s.e.held.Add(-int64(s.length))
 	<-s.e.slots
 }
@@ -94,10 +104,13 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 	if err := s.wait(ctx); err != nil {
 		return worker.Token{}, err
 	}
-	if s.first {
-		s.e.prompts.Add(uint64(s.length))
-	}
+	s.keep(false)
 	t := worker.Token{ID: s.choose()}
+	if s.first {
+		s.e.prompts.Add(uint64(s.length - s.restored))
+		t.Cached, t.Restored = min(s.restored, s.length-s.p.Delivered), s.restored
+		t.Exact = s.restored >= s.length-s.p.Delivered && s.restored > 0
+	}
 	if s.answerLen > 0 && s.said+1 > s.answerLen && !s.p.IgnoreEOS {
 		t.ID, t.Finish = idEnd, "stop"
 	}
@@ -112,6 +125,7 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 	s.e.held.Add(1)
 	s.e.generated.Add(1)
 	s.state = mix(s.state ^ uint64(t.ID))
+	s.newest, s.more = t.ID, true
 	if len(s.ids) >= 4 {
 		copy(s.ids, s.ids[1:])
 		s.ids = s.ids[:3]

@@ -23,6 +23,7 @@ type Config struct {
 	TTFT            time.Duration // time to the first token, default 0
 	PrefillPerToken time.Duration // more of it for each token of the prompt, default 0
 	ITL             time.Duration // time between two tokens, default 0
+	KVBytes         int           // size of a token's KV where it is kept, a multiple of 8, default 128
 }
 
 // setDefaults fills in what was left open. Negative limits mean none from here on.
@@ -33,7 +34,7 @@ func (c *Config) setDefaults() {
 	for _, d := range []struct {
 		field *int
 		value int
-	}{{&c.ContextLen, 8192}, {&c.MaxSeqs, 64}, {&c.MaxQueue, 1024}, {&c.AnswerLen, 128}} {
+	}{{&c.ContextLen, 8192}, {&c.MaxSeqs, 64}, {&c.MaxQueue, 1024}, {&c.AnswerLen, 128}, {&c.KVBytes, 128}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
@@ -49,6 +50,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("sim: context length %d is negative", c.ContextLen)
 	case c.MaxSeqs < 0:
 		return fmt.Errorf("sim: %d sequences is negative", c.MaxSeqs)
+	case c.KVBytes < 0 || c.KVBytes%8 != 0:
+		return fmt.Errorf("sim: %d bytes of KV per token are no multiple of 8", c.KVBytes)
 	case c.TTFT < 0 || c.PrefillPerToken < 0 || c.ITL < 0:
 		return errors.New("sim: a negative time")
 	}
