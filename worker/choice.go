@@ -23,6 +23,9 @@ type choice struct {
 	params Params
 	emit   emitter
 
+	tools *toolReader            // nil = no tools
+	calls []openai.ToolCallDelta // for the sink, valid during its call
+
 	resumed  resumed  // what is left of a continuation's beginning
 	tokenIDs bool     // the sink wants ids
 	held     []heldID // ids of tokens whose text is still held back
@@ -143,6 +146,7 @@ func (c *choice) step(tok Token, out sink) (done bool, err error) {
 		c.note(tok)
 	}
 	text, stopped := c.emit.push(tok.Bytes)
+	text = c.readTools(tok.ID, text, stopped)
 	if err := c.send(out, text, false); err != nil {
 		return false, err
 	}
@@ -152,7 +156,7 @@ func (c *choice) step(tok Token, out sink) (done bool, err error) {
 	if tok.Finish == "" {
 		return false, nil
 	}
-	if err := c.send(out, c.emit.flush(), true); err != nil {
+	if err := c.send(out, c.readTools(-1, c.emit.flush(), true), true); err != nil {
 		return false, err
 	}
 	return true, c.end(out, tok.Finish)
@@ -161,7 +165,17 @@ func (c *choice) step(tok Token, out sink) (done bool, err error) {
 // end tells the sink that the choice is over, with the ids it has not seen.
 func (c *choice) end(out sink, reason string) error {
 	c.takeIDs(true)
-	return out.finish(c, reason)
+	return out.finish(c, c.tools.reason(reason))
+}
+
+// readTools takes the calls of tools out of the text, which came with token id.
+func (c *choice) readTools(id int32, text []byte, last bool) []byte {
+	if c.tools == nil {
+		return text
+	}
+	c.tools.marked(id)
+	text, c.calls = c.tools.push(text, last)
+	return text
 }
 
 // send passes text on, with the probabilities of the tokens it comes from.
@@ -174,11 +188,11 @@ func (c *choice) send(out sink, text []byte, last bool) error {
 	c.takeIDs(last || c.emit.stopped)
 	n := min(c.skip, len(text))
 	c.skip, text = c.skip-n, text[n:]
-	if c.begun && len(text) == 0 && len(c.reported) == 0 && len(c.sent) == 0 {
+	if c.begun && len(text) == 0 && len(c.reported) == 0 && len(c.sent) == 0 && len(c.calls) == 0 {
 		return nil
 	}
 	err := out.text(c, text, c.reported)
-	c.begun = true
+	c.begun, c.calls = true, nil
 	return err
 }
 

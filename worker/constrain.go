@@ -25,12 +25,19 @@ func formatGrammar(req *openai.Request) (string, error) {
 	return text, nil
 }
 
-// constrain makes every choice follow the request's response_format. The grammar
-// begins with the answer, so it also holds for what was delivered elsewhere.
+// constrain makes every choice follow the request's response_format and tools. The
+// grammar begins with the answer, so it also holds for what was delivered elsewhere.
 func (g *generation) constrain(req *openai.Request) error {
 	text, err := formatGrammar(req)
-	if err != nil || text == "" {
+	if err != nil {
 		return err
+	}
+	tools, err := g.useTools(req)
+	switch {
+	case err != nil || text == "":
+		return err
+	case tools:
+		return openai.Invalid("response_format", "'response_format' other than text is not supported beside 'tools', unless 'tool_choice' is \"none\".")
 	}
 	return g.follow(text, "response_format")
 }

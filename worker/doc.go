@@ -39,6 +39,17 @@
 // {"error":…} that ends the stream without [DONE]. A stream is whole only if every
 // choice has a finish_reason and [DONE] is there.
 //
+// # Structured answers and tools
+//
+// response_format and tools become a grammar (package grammar) in Params, which an
+// engine that is a Constrainer follows; the others refuse the request. An answer
+// that ends with "stop" parses and validates, unless the client's own stop string
+// cut it; one that ends with "length" is a beginning. Tools need a model whose
+// template shows them (Model.Tools). Their calls are read out of the text between
+// emitter and sink (tools.go). With tool_choice required or a name the grammar holds
+// from the first token, with auto from the mark that begins a call; where there is no
+// such mark, or no Constrainer, arguments are sent when they are whole and valid.
+//
 // # Who frees a sequence
 //
 // The engine frees a sequence when the loop over Generate is left. It is left at

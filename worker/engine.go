@@ -94,6 +94,11 @@ type Model struct {
 	ContextLen  int    // most tokens of prompt and answer together
 	Vocab       int    // vocabulary size
 	Fingerprint string // identity of weights, engine build and KV layout
+
+	Tools ToolFormat // how it writes calls of tools
+	// ToolMark is the control token without text that stands for Tools.Begin(), -1
+	// when calls begin with that text. It means nothing without Tools.
+	ToolMark int32
 }
 
 // Params are the parameters of one choice's generation.
@@ -112,6 +117,9 @@ type Params struct {
 	TopLogprobs int    // -1 = no logprobs, else how many alternatives
 	IgnoreEOS   bool   // go on after the end-of-sequence token; false with a Grammar, which knows its end
 	Grammar     string // GBNF that the answer follows from its first token, "" = none; only for a Constrainer
+	// GrammarLate makes the Grammar begin behind the first mark of a tool call,
+	// Model.Tools.Begin() or Model.ToolMark. Before it anything goes.
+	GrammarLate bool
 	// Delivered says how many of the last ids are tokens that this choice has
 	// generated already, elsewhere: penalties and the generator go on after them.
 	Delivered int

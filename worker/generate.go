@@ -149,6 +149,7 @@ type whole struct {
 type text struct {
 	body   bytes.Buffer
 	probs  []logprob
+	calls  []openai.ToolCall
 	reason *string
 }
 
@@ -161,6 +162,7 @@ func (o *whole) text(c *choice, b []byte, probs []logprob) error {
 	}
 	t.body.Write(b)
 	t.probs = append(t.probs, probs...)
+	t.calls = appendCalls(t.calls, c.calls)
 	return nil
 }
 
@@ -191,7 +193,7 @@ func (o *whole) answer(g *generation) any {
 		for i := range o.texts {
 			t := &o.texts[i]
 			choice := openai.ChatChoice{
-				Index: i, Message: openai.ChatMessage{Role: "assistant", Content: t.body.String()}, FinishReason: t.reason,
+				Index: i, Message: openai.ChatMessage{Role: "assistant", Content: t.body.String(), ToolCalls: t.calls}, FinishReason: t.reason,
 			}
 			if g.choices[i].params.TopLogprobs >= 0 {
 				choice.Logprobs = chatLogprobs(t.probs)

@@ -165,6 +165,7 @@ func (g *generation) resume(rc resumedChoice) error {
 // replay feeds delivered tokens to the emitter and returns the text that may have
 // been sent by then, echo included.
 func (c *choice) replay(engine Resumer, ids []int32) []byte {
+	defer func() { c.calls = nil }() // the client has those
 	text := bytes.Clone(c.echo)
 	c.offset = utf8.RuneCount(c.echo)
 	if len(ids) > 0 && len(ids) == c.params.MaxTokens {
@@ -173,19 +174,19 @@ func (c *choice) replay(engine Resumer, ids []int32) []byte {
 	for _, id := range ids {
 		if !c.params.IgnoreEOS && engine.EndsAnswer(id) {
 			c.resumed.reason = "stop"
-			return append(text, c.emit.flush()...)
+			return append(text, c.readTools(-1, c.emit.flush(), true)...)
 		}
 		b := engine.TokenBytes(id)
 		c.offset += runeStarts(b)
 		part, stopped := c.emit.push(b)
-		text = append(text, part...)
+		text = append(text, c.readTools(id, part, stopped)...)
 		if stopped {
 			c.resumed.reason = "stop"
 			return text
 		}
 	}
 	if c.resumed.reason != "" {
-		text = append(text, c.emit.flush()...)
+		text = append(text, c.readTools(-1, c.emit.flush(), true)...)
 	}
 	return text
 }
@@ -209,7 +210,7 @@ func (c *choice) goOn(out sink) (done bool, err error) {
 	if r.reason == "" {
 		return false, nil
 	}
-	return true, out.finish(c, r.reason)
+	return true, out.finish(c, c.tools.reason(r.reason))
 }
 
 // The ways in which a stream can go on, as the relay counts them.

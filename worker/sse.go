@@ -90,9 +90,13 @@ func (s *sse) text(c *choice, text []byte, probs []logprob) error {
 			s.buf = s.chunks.AppendText(s.buf, c.index, c.echo, nil)
 		}
 	}
-	if len(text) > 0 || raw != nil || len(c.sent) > 0 {
+	if len(text) > 0 || raw != nil || len(c.sent) > 0 || len(c.calls) > 0 {
 		at := len(s.buf)
-		s.buf = s.chunks.AppendText(s.buf, c.index, text, raw)
+		if len(c.calls) > 0 {
+			s.buf = s.chunks.AppendCalls(s.buf, c.index, text, c.calls, raw)
+		} else {
+			s.buf = s.chunks.AppendText(s.buf, c.index, text, raw)
+		}
 		s.buf = s.extend(s.buf, at, c)
 	}
 	return s.writeLocked()

@@ -22,6 +22,9 @@ type Message struct {
 	Role    string
 	Content string
 	Name    string
+
+	ToolCalls  []ToolCall // of an assistant's message
+	ToolCallID string     // of a tool's message: which call it answers
 }
 
 const mostPrompts = 128
@@ -119,6 +122,9 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		Role    string          `json:"role"`
 		Name    string          `json:"name"`
 		Content json.RawMessage `json:"content"`
+
+		ToolCalls  []ToolCall `json:"tool_calls"`
+		ToolCallID string     `json:"tool_call_id"`
 	}
 	if jsontext.Value(raw).Kind() != '{' || json.Unmarshal(raw, &m) != nil {
 		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
@@ -131,7 +137,13 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		return Message{}, Invalid(param+".role", "Invalid value: '%s'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool' and 'function'.", clip(m.Role))
 	}
 	text, err := decodeContent(m.Content, param+".content")
-	return Message{Role: m.Role, Content: text, Name: m.Name}, err
+	for i, c := range m.ToolCalls {
+		if c.Function.Name == "" {
+			at := fmt.Sprintf("%s.tool_calls[%d].function.name", param, i)
+			return Message{}, Invalid(at, "Missing required parameter: '%s'.", at)
+		}
+	}
+	return Message{Role: m.Role, Content: text, Name: m.Name, ToolCalls: m.ToolCalls, ToolCallID: m.ToolCallID}, err
 }
 
 // decodeContent flattens a message's content to text.

@@ -37,8 +37,10 @@ type ChatChoice struct {
 // ChatMessage is the assistant's message.
 type ChatMessage struct {
 	Role    string  `json:"role"`
-	Content string  `json:"content"`
+	Content string  `json:"content"` // null when empty beside ToolCalls
 	Refusal *string `json:"refusal"`
+
+	ToolCalls []ToolCall `json:"tool_calls,omitempty"`
 }
 
 // ChatLogprobs holds one entry per token of the content.
@@ -114,6 +116,8 @@ type ChunkChoice struct {
 type Delta struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
+
+	ToolCalls []ToolCallDelta `json:"tool_calls"`
 }
 
 // Added is the text that the choice adds, of either endpoint.

@@ -87,6 +87,8 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 		}
 		e.cfg, e.model, e.voc, e.chat, e.text = cfg, p.model, p.voc, p.chat, p.text
 		e.vectors = newVectors(p.dec)
+		e.model.Tools = p.chat.format
+		e.model.ToolMark = p.voc.toolMark(p.chat.format, func(s string) ([]int32, error) { return p.text.Tokenize(s, false) })
 		loaded <- nil
 		l := newLoop(cfg, p.dec, p.voc, &e.g, &e.closes)
 		l.kv = p.kv

@@ -57,6 +57,7 @@ func (e *Engine) constrain(s *sequence) (free func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("compile the grammar: %w", err)
 	}
+	c = e.keep(c, s.params.GrammarLate)
 	if err := s.sampler.Constrain(c, s.tokens[s.prompt:]); err != nil {
 		c.Close()
 		return nil, err
@@ -67,6 +68,61 @@ func (e *Engine) constrain(s *sequence) (free func(), err error) {
 		}
 		c.Close()
 	}, nil
+}
+
+// kept is a grammar over what the client will see. llama.cpp gives control tokens a
+// text too, such as "<bos>", which a grammar may allow inside of a string; they have
+// none here, so that the answer would not be what the grammar saw.
+type kept struct {
+	sampling.Constraint
+	voc  *vocabulary
+	mark int32 // control token that is part of the grammar, -1 = none
+
+	waiting bool   // for the mark, before which anything goes
+	begin   string // the mark as text
+	tail    []byte // newest text, up to the length of begin
+}
+
+// keep wraps the grammar c; late makes it begin behind the mark of tool calls.
+func (e *Engine) keep(c sampling.Constraint, late bool) *kept {
+	return &kept{Constraint: c, voc: e.voc, mark: e.model.ToolMark, begin: e.model.Tools.Begin(), waiting: late}
+}
+
+// Allow implements sampling.Constraint.
+func (k *kept) Allow(ids []int32, ok []bool) {
+	if k.waiting {
+		for i, id := range ids {
+			ok[i] = !k.passes(k.voc.bytes(id))
+		}
+		return
+	}
+	k.Constraint.Allow(ids, ok)
+	for i, id := range ids {
+		if len(k.voc.bytes(id)) == 0 && !k.voc.ends(id) && (id != k.mark || k.begin == "") {
+			ok[i] = false
+		}
+	}
+}
+
+// passes reports whether a token's text ends the mark and goes on behind it: the
+// grammar could not be given a part of it.
+func (k *kept) passes(text []byte) bool {
+	if len(text) < 2 {
+		return false
+	}
+	i := strings.Index(string(k.tail)+string(text), k.begin)
+	return i >= 0 && i+len(k.begin) < len(k.tail)+len(text)
+}
+
+// Accept implements sampling.Constraint.
+func (k *kept) Accept(id int32) {
+	if !k.waiting {
+		k.Constraint.Accept(id)
+		return
+	}
+	k.tail = append(k.tail, k.voc.bytes(id)...)
+	k.tail = k.tail[max(0, len(k.tail)-len(k.begin)):]
+	k.waiting = !(id == k.mark || string(k.tail) == k.begin)
 }
 
 // over reports whether the loop has let go of s. What s has sent and nobody took is

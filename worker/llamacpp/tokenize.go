@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/worker"
 )
 
 // Tokenize implements worker.Engine. Special tokens that stand in the text of a
@@ -37,7 +38,11 @@ func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 	if merr != nil {
 		return nil, merr
 	}
-	text, err := e.chat.render(conversation{messages: messages, closed: req.NoGenerationPrompt})
+	tools, err := e.tools(req)
+	if err != nil {
+		return nil, err
+	}
+	text, err := e.chat.render(conversation{messages: messages, tools: tools, closed: req.NoGenerationPrompt})
 	if err != nil {
 		return nil, openai.Invalid("messages", "The model's chat template refuses these messages: %v.", err)
 	}
@@ -71,4 +76,36 @@ func (e *Engine) tokenize(param, text string, bos bool) ([]int32, error) {
 		return nil, openai.ContextTooLong(param, len(ids), e.cfg.ContextLen)
 	}
 	return ids, nil
+}
+
+// tools are those that the model is shown: none when it must not call them, or when
+// its template has no place for them.
+func (e *Engine) tools(req *openai.Request) ([]openai.Tool, error) {
+	if e.chat.format == worker.NoTools {
+		return nil, nil // the worker refuses the request
+	}
+	tools, bad := req.DecodeTools()
+	if bad != nil {
+		return nil, bad
+	}
+	choice, bad := req.DecodeToolChoice(tools)
+	if bad != nil {
+		return nil, bad
+	}
+	if choice.Mode == openai.ToolsNone {
+		return nil, nil
+	}
+	return tools, nil
+}
+
+// toolMark is the control token that begins calls, -1 when they begin with text.
+func (v *vocabulary) toolMark(format worker.ToolFormat, tokenize func(string) ([]int32, error)) int32 {
+	if format.Begin() == "" {
+		return -1
+	}
+	ids, err := tokenize(format.Begin())
+	if err != nil || len(ids) != 1 || len(v.bytes(ids[0])) > 0 {
+		return -1
+	}
+	return ids[0]
 }
