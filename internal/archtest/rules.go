@@ -10,6 +10,7 @@ import (
 // change, with the reason.
 func globals() map[string]string {
 	return map[string]string{
+		"worker.callHead":            "a regular expression is compiled once and never changes",
 		"worker/llamacpp.theLibrary": "a C library is loaded once into one set of function addresses per process",
 	}
 }

@@ -89,6 +89,7 @@ func probe(t *testing.T, s *scripted, cfg Config, test func(p *Probe)) {
 }
 
 // Throttled is the share of the last ten readings, and forgets.
+// It runs in probe's bubble.
 func TestThrottled(t *testing.T) {
 	s := newScripted(1)
 	probe(t, s, Config{}, func(p *Probe) {
@@ -111,6 +112,7 @@ func TestThrottled(t *testing.T) {
 }
 
 // A device that does not answer keeps its last values, and is logged once.
+// It runs in probe's bubble.
 func TestDeviceThatDoesNotAnswer(t *testing.T) {
 	s := newScripted(1)
 	var log strings.Builder
@@ -129,6 +131,7 @@ func TestDeviceThatDoesNotAnswer(t *testing.T) {
 }
 
 // A fatal XID stands, whatever the driver reports after it, and shows at once.
+// It runs in probe's bubble.
 func TestXIDs(t *testing.T) {
 	s := newScripted(2)
 	probe(t, s, Config{Devices: []string{"0"}, Every: time.Hour}, func(p *Probe) {
@@ -153,6 +156,7 @@ func TestXIDs(t *testing.T) {
 
 // Memory errors count from the start of the worker; a reset of the driver's
 // counter starts anew.
+// It runs in probe's bubble.
 func TestMemoryErrors(t *testing.T) {
 	s := newScripted(1)
 	s.devices[0].ECCTotal = 7
