@@ -108,6 +108,7 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 		openai.Errorf(http.StatusBadRequest, "%v", err).Write(w)
 		return
 	}
+	reg.Via = "" // it came from the worker itself
 	if err := cp.Register(reg); err != nil {
 		writeError(w, err)
 		return

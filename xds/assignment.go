@@ -38,7 +38,7 @@ func (cp *ControlPlane) sync() {
 			continue
 		}
 		keep[m.ID] = true
-		if cp.state.put(m, origin{}) {
+		if cp.state.put(m, origin{foreign: foreign(m)}) && !foreign(m) {
 			c := &collector{state: cp.state, metrics: cp.metrics, id: m.ID, address: m.Address, incarnation: m.Incarnation}
 			cp.watchLocked(m.ID, c.run)
 		}

@@ -32,6 +32,9 @@ type Config struct {
 	ListenAPI net.Listener
 	// StateDir holds registry.json and the snapshot. It must exist.
 	StateDir string
+	// RedisCA is a PEM file of the authorities of a rediss:// registry, "" for the
+	// system's.
+	RedisCA string
 	// Settle is how long the workers known from before have to report until the
 	// first Envoy is answered, default 1 s.
 	Settle time.Duration
@@ -70,6 +73,7 @@ type ControlPlane struct {
 	state    *state
 	server   *server
 	metrics  *metrics
+	redis    *redisMembers // nil without a Redis
 
 	mu       sync.Mutex
 	policy   *policy.Set
@@ -115,6 +119,9 @@ func New(c Config) (*ControlPlane, error) {
 	cp.metrics.workers(cp.state)
 	cp.server = newServer(cp.log, cp.metrics)
 	cp.policy = c.Envoy.Policy
+	if cp.redis, err = newRedisMembers(cp); err != nil {
+		return nil, fmt.Errorf("control plane: %w", err)
+	}
 	cp.state.setPools(cp.policy)
 	cp.server.expect(resources.Clusters)
 	return cp, cp.server.configure(resources)
@@ -128,6 +135,7 @@ func (cp *ControlPlane) Run(ctx context.Context) error {
 	cp.mu.Unlock()
 	// Workers may register while the known ones are given their time.
 	group.Go(func() error { return cp.serveAPI(ctx) })
+	cp.loops.Go(func() { cp.redis.run(ctx) })
 	cp.sync()
 	cp.settle(ctx)
 	cp.publishAll()
@@ -175,7 +183,7 @@ func (cp *ControlPlane) housekeep(ctx context.Context) error {
 		}
 		now := time.Now()
 		// A worker whose registrations do not get through, but whose reports do, lives.
-		gone := cp.registry.Expire(now, fleet.TTL, func(id string) bool { return cp.state.alive(id, now) })
+		gone := cp.registry.Expire(now, fleet.TTL, func(id string) bool { return cp.state.alive(id, now) || cp.redis.vouches(id, now) })
 		if len(gone) > 0 {
 			cp.log.Warn("workers fell silent and are removed", "workers", gone)
 			cp.sync()

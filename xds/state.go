@@ -53,11 +53,13 @@ type worker struct {
 	dirty  bool           // the fleet resource is behind
 }
 
-// origin is what only static servers have.
+// origin is what is special about servers that are not our own workers.
 type origin struct {
 	static   bool   // probed, not registered
 	hostname string // for host headers and certificates, see envoy.Endpoint
 	tls      bool   // an https server
+
+	foreign bool // it writes to Redis and reports no load itself
 }
 
 // newState knows nobody.
@@ -152,6 +154,7 @@ func (s *state) put(m registry.Member, o origin) (fresh bool) {
 	if w == nil {
 		fresh = true
 		w = &worker{id: m.ID, pool: p, origin: o, load: &fleetpb.Load{}}
+		w.in.Heartbeat = o.foreign
 		s.workers[m.ID], p.workers[m.ID] = w, w
 		p.removed = slices.DeleteFunc(p.removed, func(id string) bool { return id == m.ID })
 	}

@@ -21,6 +21,7 @@ type controlPlaneOptions struct {
 	runDir, xds            string
 	openai, api, accessLog string
 	stateDir, trustedCA    string
+	redisCA                string
 }
 
 func controlPlaneCommand(e *env) *cobra.Command {
@@ -30,7 +31,10 @@ func controlPlaneCommand(e *env) *cobra.Command {
 		Short: "Run the control plane: registry, health, xDS for Envoy and gateways",
 		Long: `Run the control plane. Workers register at its HTTP API and report their load over
 ORCA; Envoys and gateways connect to its xDS port (delta ADS). What it knows is kept
-in --state-dir, so it may be killed and started again at any time.`,
+in --state-dir, so it may be killed and started again at any time.
+
+Where the Mesh document has registry.redis, workers are read from there too.
+REDIS_URL takes the place of its URL, so that no password stands in a file.`,
 		Example: `  kvmesh controlplane -f mesh.yaml --run-dir /run/kvmesh --openai 127.0.0.1:8080 --api 127.0.0.1:9000`,
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return runControlPlane(c.Context(), e, o) },
@@ -44,6 +48,7 @@ in --state-dir, so it may be killed and started again at any time.`,
 	f.StringVar(&o.accessLog, "access-log", "", "file of Envoy's access log (default none)")
 	f.StringVar(&o.stateDir, "state-dir", "", "folder for the registry and the snapshot (default controlplane in --run-dir)")
 	f.StringVar(&o.trustedCA, "trusted-ca", systemCA(), "PEM file of the authorities that https servers are checked against")
+	f.StringVar(&o.redisCA, "redis-ca", "", "PEM file of the authorities of a rediss:// registry (default the system's)")
 	_ = c.MarkFlagRequired("run-dir")
 	return c
 }
@@ -76,6 +81,9 @@ func runControlPlane(ctx context.Context, e *env, o controlPlaneOptions) error {
 	if err != nil {
 		return err
 	}
+	if url := e.getenv("REDIS_URL"); url != "" && set.Mesh.Registry.Redis != "" {
+		set.Mesh.Registry.Redis = url
+	}
 	if o.runDir, err = filepath.Abs(o.runDir); err != nil {
 		return fmt.Errorf("run folder: %w", err)
 	}
@@ -98,7 +106,7 @@ func runControlPlane(ctx context.Context, e *env, o controlPlaneOptions) error {
 			Policy: set, Edge: o.openai, Egress: s.egress, Relay: s.relay, ExtProc: s.extProc,
 			AccessLog: o.accessLog, TrustedCA: o.trustedCA,
 		},
-		ListenXDS: o.xds, ListenAPI: api, StateDir: o.stateDir, Log: e.log.With("part", "controlplane"),
+		ListenXDS: o.xds, ListenAPI: api, StateDir: o.stateDir, RedisCA: o.redisCA, Log: e.log.With("part", "controlplane"),
 	})
 	if err != nil {
 		return err

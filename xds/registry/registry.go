@@ -286,6 +286,19 @@ func (e *Embedded) Members() []Member {
 	return out
 }
 
+// Member returns a copy of one member.
+func (e *Embedded) Member(id string) (Member, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m := e.members[id]
+	if m == nil {
+		return Member{}, false
+	}
+	c := *m
+	_, c.Drained = e.drains[id]
+	return c, true
+}
+
 // Expire removes the members that were silent for longer than ttl and that alive
 // does not vouch for, and returns their ids.
 func (e *Embedded) Expire(now time.Time, ttl time.Duration, alive func(id string) bool) []string {
