@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
@@ -15,31 +16,31 @@ import (
 func (p *parser) pool(w WorkerPool) {
 	engines := []string{EngineLlamaCpp, EngineSim, EngineOpenAI}
 	if !slices.Contains(engines, w.Engine) {
-		p.fail(w.Line, "WorkerPool %s: engine %q%s", w.Name, w.Engine, suggest(w.Engine, engines))
+		p.fail(w.At, "WorkerPool %s: engine %q%s", w.Name, w.Engine, suggest(w.Engine, engines))
 	}
 	if w.Engine != EngineOpenAI && w.Model == "" {
-		p.fail(w.Line, "WorkerPool %s: model: missing", w.Name)
+		p.fail(w.At, "WorkerPool %s: model: missing", w.Name)
 	}
 	if len(w.Static) > 0 && w.Engine != EngineOpenAI {
-		p.fail(w.Line, "WorkerPool %s: static servers need engine %s", w.Name, EngineOpenAI)
+		p.fail(w.At, "WorkerPool %s: static servers need engine %s", w.Name, EngineOpenAI)
 	}
 	if len(w.Local) > 0 && w.Engine == EngineOpenAI {
-		p.fail(w.Line, "WorkerPool %s: engine %s has no local workers; list servers under static", w.Name, EngineOpenAI)
+		p.fail(w.At, "WorkerPool %s: engine %s has no local workers; list servers under static", w.Name, EngineOpenAI)
 	}
 	for i, s := range w.Static {
 		u, err := url.Parse(s.URL)
 		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-			p.fail(w.Line, "WorkerPool %s: static[%d].url %q: want http://HOST:PORT", w.Name, i, s.URL)
+			p.fail(w.At, "WorkerPool %s: static[%d].url %q: want http://HOST:PORT", w.Name, i, s.URL)
 		} else if u.Path != "" && u.Path != "/" && u.Path != "/v1" && u.Path != "/v1/" {
-			p.fail(w.Line, "WorkerPool %s: static[%d].url %q: a path is not supported", w.Name, i, s.URL)
+			p.fail(w.At, "WorkerPool %s: static[%d].url %q: a path is not supported", w.Name, i, s.URL)
 		}
 	}
 	for i, l := range w.Local {
 		if l.ID == "" || !validName(l.ID) {
-			p.fail(w.Line, "WorkerPool %s: local[%d].id %q: want lower-case letters, digits, '-' and '.'", w.Name, i, l.ID)
+			p.fail(w.At, "WorkerPool %s: local[%d].id %q: want lower-case letters, digits, '-' and '.'", w.Name, i, l.ID)
 		}
 		if l.Port < 0 || l.Port > 65535 {
-			p.fail(w.Line, "WorkerPool %s: local[%d].port %d: want 0 to 65535", w.Name, i, l.Port)
+			p.fail(w.At, "WorkerPool %s: local[%d].port %d: want 0 to 65535", w.Name, i, l.Port)
 		}
 	}
 	p.ranges(w)
@@ -56,7 +57,7 @@ func (p *parser) ranges(w WorkerPool) {
 		{"throttleUtilizationPenalty", w.Health.ThrottleUtilizationPenalty, 100},
 	} {
 		if f.v != nil && (*f.v < 0 || *f.v > f.high) {
-			p.fail(w.Line, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
+			p.fail(w.At, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
 		}
 	}
 	for _, f := range []struct {
@@ -64,7 +65,7 @@ func (p *parser) ranges(w WorkerPool) {
 		v    int
 	}{{"contextLength", w.Worker.ContextLength}, {"maxNumSeqs", w.Worker.MaxNumSeqs}, {"maxQueue", w.Worker.MaxQueue}, {"threads", w.Worker.Threads}} {
 		if f.v < 0 {
-			p.fail(w.Line, "WorkerPool %s: worker.%s %d: want a positive number", w.Name, f.name, f.v)
+			p.fail(w.At, "WorkerPool %s: worker.%s %d: want a positive number", w.Name, f.name, f.v)
 		}
 	}
 }
@@ -73,7 +74,7 @@ func (p *parser) ranges(w WorkerPool) {
 func (p *parser) finish() {
 	s := p.set
 	if len(s.Pools) == 0 {
-		p.fail(1, "no %s: the mesh has nothing to send requests to", KindWorkerPool)
+		p.fail(p.line(1), "no %s: the mesh has nothing to send requests to", KindWorkerPool)
 		return
 	}
 	p.mesh(&s.Mesh)
@@ -83,7 +84,7 @@ func (p *parser) finish() {
 		w.defaults()
 		for _, id := range w.ids() {
 			if other, ok := ids[id]; ok {
-				p.fail(w.Line, "WorkerPool %s: worker id %q is already used in %s", w.Name, id, other)
+				p.fail(w.At, "WorkerPool %s: worker id %q is already used in %s", w.Name, id, other)
 			}
 			ids[id] = w.Name
 		}
@@ -109,41 +110,59 @@ func (p *parser) mesh(m *Mesh) {
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
 	m.ExtProc.MessageTimeout = cmp.Or(m.ExtProc.MessageTimeout, Duration(time.Second))
-	line := p.seen[KindMesh+"/"]
-	for _, f := range []struct{ name, v string }{
-		{"openai", m.Listen.OpenAI}, {"admin", m.Listen.Admin}, {"api", m.Listen.API}, {"metrics", m.Listen.Metrics},
+	for _, f := range []struct {
+		name string
+		addr *string
+	}{
+		{"openai", &m.Listen.OpenAI}, {"admin", &m.Listen.Admin}, {"api", &m.Listen.API}, {"metrics", &m.Listen.Metrics},
 	} {
-		host, port, err := net.SplitHostPort(f.v)
-		if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
-			p.fail(line, "listen.%s %q: want ip:port, for example 127.0.0.1:8080", f.name, f.v)
-		} else if _, err := netip.ParseAddr(host); err != nil {
-			p.fail(line, "listen.%s %q: %q is no IP address", f.name, f.v, host)
+		addr, err := ListenAddress(*f.addr)
+		if err != nil {
+			p.fail(m.At, "listen.%s %v", f.name, err)
+			continue
 		}
+		*f.addr = addr
 	}
-	p.registry(&m.Registry, line)
+	p.registry(&m.Registry, m.At)
 	if p.set.Pool(m.DefaultPool) == nil {
-		p.fail(line, "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
+		p.fail(m.At, "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
 	}
 }
 
 // registry checks where workers are found. Messages never repeat the URL: it may
 // hold a password.
-func (p *parser) registry(r *Registry, line int) {
+func (p *parser) registry(r *Registry, at Place) {
 	if r.Redis != "" {
 		u, err := url.Parse(r.Redis)
 		known := err == nil && slices.Contains([]string{"redis", "rediss", "unix"}, u.Scheme)
 		if !known || u.Host == "" && u.Scheme != "unix" || u.Path == "" && u.Scheme == "unix" {
-			p.fail(line, "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH")
+			p.fail(at, "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH")
 		}
 	}
 	if r.AddressTemplate != "" && r.Redis == "" {
-		p.fail(line, "registry.addressTemplate needs registry.redis")
+		p.fail(at, "registry.addressTemplate needs registry.redis")
 	}
 	r.AddressTemplate = cmp.Or(r.AddressTemplate, "worker-{worker_id}:8000")
 	host, port, err := net.SplitHostPort(r.AddressTemplate)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || !strings.Contains(host, "{worker_id}") {
-		p.fail(line, "registry.addressTemplate %q: want host:port with {worker_id} in the host, for example worker-{worker_id}:8000", r.AddressTemplate)
+		p.fail(at, "registry.addressTemplate %q: want host:port with {worker_id} in the host, for example worker-{worker_id}:8000", r.AddressTemplate)
 	}
+}
+
+// ListenAddress checks an address to listen on: ip:port, with localhost for the
+// loopback address and 0 for a free port. It returns it with the IP address.
+func ListenAddress(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
+		return "", fmt.Errorf("%q: want ip:port, for example 127.0.0.1:8080", addr)
+	}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return "", fmt.Errorf("%q: %q is no IP address", addr, host)
+	}
+	return net.JoinHostPort(host, port), nil
 }
 
 func (w *WorkerPool) defaults() {
@@ -207,7 +226,7 @@ func defaultRoutes(pools []WorkerPool) []ModelRoute {
 		name := cmp.Or(w.Model, "*")
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, ModelRoute{Name: w.Name, Line: w.Line, Models: []string{name}, Tiers: []Tier{{Pool: w.Name}}})
+			out = append(out, ModelRoute{Name: w.Name, At: w.At, Models: []string{name}, Tiers: []Tier{{Pool: w.Name}}})
 		}
 	}
 	return out
@@ -215,11 +234,11 @@ func defaultRoutes(pools []WorkerPool) []ModelRoute {
 
 func (p *parser) route(r *ModelRoute, models map[string]string) {
 	if len(r.Models) == 0 || len(r.Tiers) == 0 {
-		p.fail(r.Line, "ModelRoute %s: needs models and tiers", r.Name)
+		p.fail(r.At, "ModelRoute %s: needs models and tiers", r.Name)
 	}
 	for _, m := range r.Models {
 		if other, ok := models[m]; ok {
-			p.fail(r.Line, "ModelRoute %s: model %q is already routed by %s", r.Name, m, other)
+			p.fail(r.At, "ModelRoute %s: model %q is already routed by %s", r.Name, m, other)
 		}
 		models[m] = r.Name
 	}
@@ -227,12 +246,12 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		t := &r.Tiers[i]
 		pool := p.set.Pool(t.Pool)
 		if pool == nil {
-			p.fail(r.Line, "ModelRoute %s: tiers[%d].pool %q: no such WorkerPool%s", r.Name, i, t.Pool, suggest(t.Pool, p.set.poolNames()))
+			p.fail(r.At, "ModelRoute %s: tiers[%d].pool %q: no such WorkerPool%s", r.Name, i, t.Pool, suggest(t.Pool, p.set.poolNames()))
 			continue
 		}
 		t.Model = cmp.Or(t.Model, pool.Model)
 		if t.MaxTokens < 0 {
-			p.fail(r.Line, "ModelRoute %s: tiers[%d].maxTokens %d: want a positive number", r.Name, i, t.MaxTokens)
+			p.fail(r.At, "ModelRoute %s: tiers[%d].maxTokens %d: want a positive number", r.Name, i, t.MaxTokens)
 		}
 	}
 	if r.Retries == nil {
@@ -240,7 +259,7 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		r.Retries = &two
 	}
 	if *r.Retries < 0 || *r.Retries > 10 {
-		p.fail(r.Line, "ModelRoute %s: retries %d: want 0 to 10", r.Name, *r.Retries)
+		p.fail(r.At, "ModelRoute %s: retries %d: want 0 to 10", r.Name, *r.Retries)
 	}
 	if r.Relay == nil {
 		yes := true

@@ -29,7 +29,7 @@ type File struct {
 // defaults. The error joins every problem found, each starting "file:line: ".
 func Parse(files ...File) (*Set, error) {
 	s := &Set{}
-	p := &parser{set: s, seen: map[string]int{}}
+	p := &parser{set: s, seen: map[string]Place{}}
 	for _, f := range files {
 		p.file = f.Name
 		p.documents(f.Data)
@@ -46,15 +46,22 @@ func Parse(files ...File) (*Set, error) {
 type parser struct {
 	set  *Set
 	file string
-	seen map[string]int // kind/name → line
+	doc  int              // line at which the document begins
+	seen map[string]Place // kind/name → where
 	errs []error
 }
 
-func (p *parser) fail(line int, format string, args ...any) {
-	p.errs = append(p.errs, fmt.Errorf("%s:%d: %s", p.file, line, fmt.Sprintf(format, args...)))
+// line is a place in the file that is read.
+func (p *parser) line(n int) Place { return Place{p.file, max(n, 1)} }
+
+func (p *parser) fail(at Place, format string, args ...any) {
+	// A message may quote what somebody wrote over several lines.
+	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
+	p.errs = append(p.errs, fmt.Errorf("%v: %s", at, text))
 }
 
 func (p *parser) documents(data []byte) {
+	p.doc = 1
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	for {
 		var n yaml.Node
@@ -74,11 +81,11 @@ func (p *parser) documents(data []byte) {
 
 // syntax reports yaml's own error, which begins with "yaml: line N: ".
 func (p *parser) syntax(err error) {
-	line, msg := 1, strings.TrimPrefix(err.Error(), "yaml: ")
+	line, msg := p.doc, strings.TrimPrefix(err.Error(), "yaml: ")
 	if n, serr := fmt.Sscanf(msg, "line %d:", &line); n == 1 && serr == nil {
 		_, msg, _ = strings.Cut(msg, ": ")
 	}
-	p.fail(line, "%s", msg)
+	p.fail(p.line(line), "%s", msg)
 }
 
 // document is the shape all kinds share.
@@ -98,46 +105,52 @@ type metadata struct {
 
 func (p *parser) document(n *yaml.Node) {
 	var doc document
+	p.doc = n.Line
 	if !p.into(n, &doc) {
 		return
 	}
 	if doc.APIVersion != APIVersion {
-		p.fail(n.Line, "apiVersion %q: want %s", doc.APIVersion, APIVersion)
+		p.fail(p.line(n.Line), "apiVersion %q: want %s", doc.APIVersion, APIVersion)
 		return
 	}
 	id := doc.Kind + "/" + doc.Metadata.Name
 	if at, ok := p.seen[id]; ok {
-		p.fail(n.Line, "%s is already defined at line %d", id, at)
+		p.fail(p.line(n.Line), "%s is already defined at %v", id, at)
 		return
 	}
-	p.seen[id] = n.Line
+	p.seen[id] = p.line(n.Line)
 	if doc.Metadata.Name == "" && doc.Kind != KindMesh {
-		p.fail(n.Line, "metadata.name: missing")
+		p.fail(p.line(n.Line), "metadata.name: missing")
 		return
 	}
 	if !validName(doc.Metadata.Name) {
-		p.fail(n.Line, "metadata.name %q: want lower-case letters, digits, '-' and '.', at most 63", doc.Metadata.Name)
+		p.fail(p.line(n.Line), "metadata.name %q: want lower-case letters, digits, '-' and '.', at most 63", doc.Metadata.Name)
 		return
 	}
 	switch doc.Kind {
 	case KindMesh:
+		if other := p.set.Mesh.At; other.Line != 0 {
+			p.fail(p.line(n.Line), "a second %s: one is at %v already", KindMesh, other)
+			return
+		}
+		p.set.Mesh.At = p.line(n.Line)
 		p.into(&doc.Spec, &p.set.Mesh)
 	case KindWorkerPool:
-		w := WorkerPool{Name: doc.Metadata.Name, Line: n.Line}
+		w := WorkerPool{Name: doc.Metadata.Name, At: p.line(n.Line)}
 		if p.into(&doc.Spec, &w) {
 			p.set.Pools = append(p.set.Pools, w)
 			p.pool(w)
 		}
 	case KindModelRoute:
-		r := ModelRoute{Name: doc.Metadata.Name, Line: n.Line}
+		r := ModelRoute{Name: doc.Metadata.Name, At: p.line(n.Line)}
 		if p.into(&doc.Spec, &r) {
 			p.set.Routes = append(p.set.Routes, r)
 		}
 	case "SessionPolicy", "CachePolicy", "TenantPolicy":
-		p.fail(n.Line, "kind %s is not supported by this version of kvmesh", doc.Kind)
+		p.fail(p.line(n.Line), "kind %s is not supported by this version of kvmesh", doc.Kind)
 	default:
 		kinds := []string{KindMesh, KindWorkerPool, KindModelRoute}
-		p.fail(n.Line, "unknown kind %q%s; known kinds: %s", doc.Kind, suggest(doc.Kind, kinds), strings.Join(kinds, ", "))
+		p.fail(p.line(n.Line), "unknown kind %q%s; known kinds: %s", doc.Kind, suggest(doc.Kind, kinds), strings.Join(kinds, ", "))
 	}
 }
 
@@ -153,7 +166,7 @@ func validName(s string) bool {
 // into decodes a node after checking every field name against the target's type.
 func (p *parser) into(n *yaml.Node, target any) bool {
 	if n.Kind == 0 {
-		p.fail(1, "spec: missing")
+		p.fail(p.line(p.doc), "spec: missing")
 		return false
 	}
 	before := len(p.errs)
@@ -199,7 +212,7 @@ func (p *parser) unknown(n *yaml.Node, t reflect.Type, path string) {
 				for name := range fields {
 					names = append(names, name)
 				}
-				p.fail(key.Line, "unknown field %q%s", strings.TrimPrefix(path+"."+key.Value, "."), suggest(key.Value, names))
+				p.fail(p.line(key.Line), "unknown field %q%s", strings.TrimPrefix(path+"."+key.Value, "."), suggest(key.Value, names))
 				continue
 			}
 			p.unknown(val, ft, path+"."+key.Value)

@@ -3,6 +3,7 @@ package policy
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -106,15 +107,22 @@ func TestMistakes(t *testing.T) {
 		{"type", pool + "  worker: {maxNumSeqs: many}\n", "p.yaml:8: cannot unmarshal"},
 		{"syntax", pool + "  worker: {", "p.yaml:"},
 		{"no name", strings.Replace(pool, "{name: main}", "{}", 1), "metadata.name: missing"},
-		{"no spec", "apiVersion: kvmesh.io/v1alpha1\nkind: WorkerPool\nmetadata: {name: x}\n", "spec: missing"},
-		{"twice", pool + "---\n" + pool, "WorkerPool/main is already defined at line 1"},
+		{"no spec", "apiVersion: kvmesh.io/v1alpha1\nkind: WorkerPool\nmetadata: {name: x}\n", "p.yaml:1: spec: missing"},
+		{"no spec, later", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: WorkerPool\nmetadata: {name: x}\n", "p.yaml:9: spec: missing"},
+		{"twice", pool + "---\n" + pool, "WorkerPool/main is already defined at p.yaml:1"},
+		{"tab", "\tkind: x", "p.yaml:1"},
+		{"unknown anchor", "a: *b", "p.yaml:1"},
+		{"value of two lines", pool + "  worker: {maxNumSeqs: \"a\\nb\"}\n", "p.yaml:8: cannot unmarshal"},
 		{"no pool", doc("ModelRoute", "  {models: [a], tiers: [{pool: x}]}"), "no WorkerPool"},
 		{"route to nowhere", pool + "---\n" + doc("ModelRoute", "  {models: [a], tiers: [{pool: mian}]}"), `tiers[0].pool "mian": no such WorkerPool (did you mean "main"?)`},
 		{"model twice", pool + "---\n" + doc("ModelRoute", "  {models: [a, a], tiers: [{pool: main}]}"), `model "a" is already routed by x`},
 		{"worker id twice", strings.Replace(pool, "[{id: w1, zone: a}]", "[{id: w1}, {id: w1}]", 1), `worker id "w1" is already used`},
 		{"backend url", doc("WorkerPool", "  {engine: openai, static: [{url: 'localhost:1'}]}"), "want http://HOST:PORT"},
 		{"share", pool + "  health: {minShare: 3}\n", "health.minShare 3: want 0 to 1"},
-		{"listen", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {listen: {openai: 'localhost:80'}}\n", `listen.openai "localhost:80": "localhost" is no IP address`},
+		{"listen", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {listen: {openai: 'myhost:80'}}\n", `p.yaml:9: listen.openai "myhost:80": "myhost" is no IP address`},
+		{"listen, named mesh", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {listen: {api: '127.0.0.1'}}\n", `p.yaml:9: listen.api "127.0.0.1": want ip:port`},
+		{"default pool, named mesh", "apiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {defaultPool: x}\n---\n" + pool, `p.yaml:1: defaultPool "x": no such WorkerPool`},
+		{"two meshes", pool + strings.Repeat("---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {}\n", 1) + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {}\n", `p.yaml:14: a second Mesh: one is at p.yaml:9 already`},
 		{"size", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {maxBody: 3Tb}\n", `"3Tb" is no size`},
 		{"default pool", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {defaultPool: man}\n", `defaultPool "man": no such WorkerPool (did you mean "main"?)`},
 		{"empty", "", "no WorkerPool"},
@@ -126,6 +134,27 @@ func TestMistakes(t *testing.T) {
 				t.Errorf("error = %v\nwant one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// A mistake that only shows when all files are read is told with the file it is in.
+func TestMistakesNameTheirFile(t *testing.T) {
+	route := "apiVersion: kvmesh.io/v1alpha1\nkind: ModelRoute\nmetadata: {name: x}\nspec: {models: [a], tiers: [{pool: none}]}\n"
+	_, err := Parse(File{Name: "a.yaml", Data: []byte(route)}, File{Name: "b.yaml", Data: []byte(pool)})
+	if err == nil || !strings.HasPrefix(err.Error(), `a.yaml:1: ModelRoute x: tiers[0].pool "none"`) {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestListenAddress(t *testing.T) {
+	s := parse(t, pool+"---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {listen: {openai: 'localhost:80', api: '[::1]:0'}}\n")
+	if s.Mesh.Listen.OpenAI != "127.0.0.1:80" || s.Mesh.Listen.API != "[::1]:0" {
+		t.Errorf("listen = %+v", s.Mesh.Listen)
+	}
+	for _, addr := range []string{"", ":80", "80", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "example.org:80"} {
+		if got, err := ListenAddress(addr); err == nil {
+			t.Errorf("%q was taken as %s", addr, got)
+		}
 	}
 }
 
@@ -170,8 +199,10 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Parse(File{Name: "f", Data: []byte(text)})
 		if err != nil {
-			if !strings.HasPrefix(err.Error(), "f:") {
-				t.Errorf("error without place: %v", err)
+			for line := range strings.Lines(err.Error()) {
+				if !regexp.MustCompile(`^f:[1-9]`).MatchString(line) {
+					t.Errorf("error without place: %q", line)
+				}
 			}
 			return
 		}

@@ -24,6 +24,15 @@ const (
 	EngineOpenAI   = "openai"   // existing OpenAI-compatible servers
 )
 
+// Place is where a document begins.
+type Place struct {
+	File string // as File.Name
+	Line int    // from 1; 0 for a document that was not written but made by default
+}
+
+// String writes a place as compilers do.
+func (p Place) String() string { return fmt.Sprintf("%s:%d", p.File, p.Line) }
+
 // Duration is a time.Duration written like "1s" or "250ms" in YAML. The zero
 // value means "not given"; a timeout that may be switched off takes "off".
 type Duration time.Duration
@@ -59,6 +68,8 @@ func (d Duration) MarshalYAML() (any, error) {
 // Mesh says how one deployment runs: where it listens, its limits. It is the one
 // document that is no policy (see RATIONALE.md); at most one per set.
 type Mesh struct {
+	At Place `yaml:"-"`
+
 	Listen      Listen   `yaml:"listen"`
 	Zone        string   `yaml:"zone"`        // zone of the gateway; its workers come first
 	DefaultPool string   `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
@@ -104,7 +115,7 @@ type Envoy struct {
 // WorkerPool says which workers serve together and how their health counts.
 type WorkerPool struct {
 	Name string `yaml:"-"`
-	Line int    `yaml:"-"` // line of the document in its file
+	At   Place  `yaml:"-"`
 
 	Engine  string   `yaml:"engine"`
 	Model   string   `yaml:"model"`   // the workers' own name of the model
@@ -164,7 +175,7 @@ type Health struct {
 // ModelRoute maps the names clients use to tiers tried in order.
 type ModelRoute struct {
 	Name string `yaml:"-"`
-	Line int    `yaml:"-"`
+	At   Place  `yaml:"-"`
 
 	Models   []string `yaml:"models"` // names clients use; "*" matches every other name
 	Tiers    []Tier   `yaml:"tiers"`
