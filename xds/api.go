@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -54,6 +55,11 @@ func (cp *ControlPlane) api() http.Handler {
 	// For operators and the command line.
 	mux.HandleFunc("GET /v1/workers", cp.listWorkers)
 	mux.HandleFunc("GET /v1/clusters", cp.listClusters)
+	mux.HandleFunc("GET /v1/mesh", func(w http.ResponseWriter, _ *http.Request) {
+		view := cp.config.Mesh
+		view.PID = os.Getpid()
+		writeJSON(w, view)
+	})
 	mux.HandleFunc("POST /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, true) })
 	mux.HandleFunc("DELETE /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, false) })
 	// For whoever watches the control plane.

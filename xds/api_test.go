@@ -56,6 +56,20 @@ func TestAPIErrors(t *testing.T) {
 	}
 }
 
+// The command line asks the control plane where Envoy and the gateway are.
+func TestAPITellsTheMesh(t *testing.T) {
+	p := newPlane(t, onePool)
+	if m, err := p.client.Mesh(t.Context()); err != nil || m != (fleet.MeshView{PID: os.Getpid()}) {
+		t.Errorf("nothing was told: %+v, %v", m, err)
+	}
+	p.stop()
+	p.config.Mesh = fleet.MeshView{Admin: "http://127.0.0.1:1", Gateway: "http://127.0.0.1:2"}
+	p.start()
+	if m, err := p.client.Mesh(t.Context()); err != nil || m.Admin != "http://127.0.0.1:1" || m.Gateway != "http://127.0.0.1:2" {
+		t.Errorf("mesh: %+v, %v", m, err)
+	}
+}
+
 // A web page in the operator's browser must not drain workers.
 func TestAPIRefusesWebPages(t *testing.T) {
 	p := newPlane(t, onePool)

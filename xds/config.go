@@ -30,6 +30,8 @@ type Config struct {
 	// ListenAPI takes the HTTP API's connections; the control plane closes it. It
 	// should be a loopback address: the API has no credentials.
 	ListenAPI net.Listener
+	// Mesh is what GET /v1/mesh tells of the other parts; its PID is filled in.
+	Mesh fleet.MeshView
 	// StateDir holds registry.json and the snapshot. It must exist.
 	StateDir string
 	// RedisCA is a PEM file of the authorities of a rediss:// registry, "" for the

@@ -54,6 +54,15 @@ func (c *Client) Clusters(ctx context.Context) ([]ClusterView, error) {
 	return out.Clusters, nil
 }
 
+// Mesh says where the other parts of the mesh are.
+func (c *Client) Mesh(ctx context.Context) (MeshView, error) {
+	var out MeshView
+	if err := c.call(ctx, http.MethodGet, "/v1/mesh", &out); err != nil {
+		return out, fmt.Errorf("find the mesh: %w", err)
+	}
+	return out, nil
+}
+
 // Drain sets or lifts the drain of one worker. When it returns nil the control
 // plane has stored it: it survives the control plane's own death.
 func (c *Client) Drain(ctx context.Context, id string, on bool) error {

@@ -35,6 +35,10 @@ func TestClient(t *testing.T) {
 	if err != nil || len(cs) != 1 || cs[0].Endpoints[0].Status != "HEALTHY" || *asked != "GET /v1/clusters" {
 		t.Errorf("Clusters: %v, %v, %s", cs, err, *asked)
 	}
+	c, asked = answer(t, 200, `{"admin":"http://a","gateway":"http://g","pid":7}`)
+	if m, err := c.Mesh(t.Context()); err != nil || m != (fleet.MeshView{Admin: "http://a", Gateway: "http://g", PID: 7}) || *asked != "GET /v1/mesh" {
+		t.Errorf("Mesh: %v, %v, %s", m, err, *asked)
+	}
 	c, asked = answer(t, 204, "")
 	if err := c.Drain(t.Context(), "10.0.0.1:8000", true); err != nil || *asked != "POST /v1/workers/10.0.0.1:8000/drain" {
 		t.Errorf("Drain: %v, %s", err, *asked)

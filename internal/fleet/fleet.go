@@ -156,6 +156,14 @@ type ClusterList struct {
 	Clusters []ClusterView `json:"clusters"`
 }
 
+// MeshView is the body of GET /v1/mesh: where the other parts of the mesh are, as
+// the control plane was told, and its own process.
+type MeshView struct {
+	Admin   string `json:"admin,omitempty"`   // URL of Envoy's admin port
+	Gateway string `json:"gateway,omitempty"` // URL of the gateway's /health, /metrics and /v1/streams
+	PID     int    `json:"pid"`               // of the control plane
+}
+
 // StreamView is one request that a gateway's relay carries now: one row of GET
 // /v1/streams at the gateway and of `kvmesh streams -o json`.
 type StreamView struct {

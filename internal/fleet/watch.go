@@ -72,10 +72,14 @@ type watcher struct {
 	applied  bool // apply was called at least once
 }
 
+// patience is for how long a control plane that was never there may still be
+// starting, which is no news.
+const patience = 5 * time.Second
+
 // run opens stream after stream. The first tries follow each other closely; a
 // control plane that restarts is back within a second.
 func (w *watcher) run(ctx context.Context) error {
-	pause := 10 * time.Millisecond
+	pause, began := 10*time.Millisecond, time.Now()
 	told := false // of this loss
 	for {
 		answered, err := w.follow(ctx)
@@ -86,7 +90,7 @@ func (w *watcher) run(ctx context.Context) error {
 		if answered {
 			pause, told = 10*time.Millisecond, false
 		}
-		if !told {
+		if !told && (w.applied || time.Since(began) > patience) {
 			told = true
 			w.config.Log.Warn("fleet watch lost, keeping the last state", "target", w.config.Target, "err", err)
 		}

@@ -2,7 +2,9 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -196,5 +198,26 @@ func TestWatchEmptyFleet(t *testing.T) {
 func TestWatchTarget(t *testing.T) {
 	if err := fleet.Watch(t.Context(), fleet.WatchConfig{Target: "\x00://"}, nil); err == nil {
 		t.Error("a target that is none was taken")
+	}
+}
+
+// A control plane that is still starting is no news; one that never comes is, once.
+func TestWatchIsPatient(t *testing.T) {
+	for _, tt := range []struct {
+		wait time.Duration
+		told int
+	}{{4 * time.Second, 0}, {time.Minute, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			var log strings.Builder
+			ctx, cancel := context.WithTimeout(t.Context(), tt.wait)
+			defer cancel()
+			_ = fleet.Watch(ctx, fleet.WatchConfig{ // it ends with ctx
+				Target: "passthrough:///nobody", Log: slog.New(slog.NewTextHandler(&log, nil)),
+				Dial: []grpc.DialOption{grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") })},
+			}, nil)
+			if got := strings.Count(log.String(), "fleet watch lost"); got != tt.told {
+				t.Errorf("after %v: told %d times, want %d\n%s", tt.wait, got, tt.told, log.String())
+			}
+		})
 	}
 }

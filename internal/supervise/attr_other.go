@@ -4,8 +4,8 @@ package supervise
 
 import "syscall"
 
-// childAttr puts a child into a process group of its own. Without Linux's
-// parent-death signal the Reaper alone ends children of a killed parent.
-func childAttr() *syscall.SysProcAttr {
+// Attr puts a child into a process group of its own. Without Linux's parent-death
+// signal the Reaper alone ends children of a killed parent.
+func Attr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true}
 }

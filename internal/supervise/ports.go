@@ -22,7 +22,7 @@ func FreePort(addr string) (string, error) {
 		return "", fmt.Errorf("address %q: want ip:port", addr)
 	}
 	if port != "0" {
-		if err := try(addr); err != nil {
+		if err := bind(addr); err != nil {
 			return "", fmt.Errorf("address %s cannot be used: %w", addr, err)
 		}
 		return addr, nil
@@ -30,14 +30,14 @@ func FreePort(addr string) (string, error) {
 	for range 200 {
 		n := lowPort + rand.IntN(highPort-lowPort)
 		candidate := net.JoinHostPort(host, strconv.Itoa(n))
-		if try(candidate) == nil {
+		if bind(candidate) == nil {
 			return candidate, nil
 		}
 	}
 	return "", fmt.Errorf("no free port from %d to %d on %s", lowPort, highPort, host)
 }
 
-func try(addr string) error {
+func bind(addr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Reaper is a small process that outlives its parent: it holds the read end of a
@@ -95,5 +96,19 @@ func Reap(in io.Reader) error {
 	if dir == "" {
 		return lines.Err()
 	}
-	return os.RemoveAll(dir)
+	return removeSoon(dir)
+}
+
+// reapPatience is how long the killed may take to stop writing into the folder.
+const reapPatience = 5 * time.Second
+
+// removeSoon removes a folder in which processes that were just killed may still
+// make files.
+func removeSoon(dir string) error {
+	for deadline := time.Now().Add(reapPatience); ; time.Sleep(20 * time.Millisecond) {
+		err := os.RemoveAll(dir)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }

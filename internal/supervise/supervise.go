@@ -5,6 +5,7 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -33,6 +34,14 @@ type Exit struct {
 	Name string
 	Err  error
 	Ran  time.Duration // how long it had run
+}
+
+// Reason is why the child ended, for people.
+func (e Exit) Reason() error {
+	if e.Err == nil {
+		return errors.New("exit status 0")
+	}
+	return e.Err
 }
 
 // Group runs children. Its methods are safe for concurrent use.
@@ -87,7 +96,11 @@ func (g *Group) Run(ctx context.Context, s Spec) {
 		if ran > steady {
 			wait = first
 		}
-		g.log.Warn("child ended, starting it again", "child", s.Name, "err", err, "ran", ran.Round(time.Millisecond), "in", wait)
+		if err == nil { // for instance a worker that somebody asked to drain
+			g.log.Info("child ended as asked, starting it again", "child", s.Name, "ran", ran.Round(time.Millisecond), "in", wait)
+		} else {
+			g.log.Warn("child ended, starting it again", "child", s.Name, "err", err, "ran", ran.Round(time.Millisecond), "in", wait)
+		}
 		select {
 		case g.exits <- Exit{Name: s.Name, Err: err, Ran: ran}:
 		default:
@@ -109,7 +122,7 @@ func (g *Group) once(ctx context.Context, s Spec) error {
 	}
 	cmd := exec.Command(s.Path, s.Args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.Env, s.Log, s.Log
-	cmd.SysProcAttr = childAttr()
+	cmd.SysProcAttr = Attr()
 	// A grandchild that holds the log pipe must not keep Wait from returning.
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {

@@ -28,6 +28,15 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+	case "locker": // holds a lock and has a child that would inherit it
+		if _, err := Take(os.Getenv("LOCK")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		child := exec.Command(os.Args[0])
+		child.Env = roleEnv("child")
+		child.SysProcAttr = Attr()
+		_ = child.Run() // it is killed with this process
 	case "child": // ignores SIGTERM when told to
 		if os.Getenv("STUBBORN") != "" {
 			sigs := make(chan os.Signal, 1)
@@ -118,6 +127,29 @@ func TestRestartsAndStops(t *testing.T) {
 	<-done
 	if alive(pid) {
 		t.Errorf("child %d outlived Run", pid)
+	}
+}
+
+// A child that ends by itself without an error is started again and nobody is
+// warned.
+func TestNormalExitIsNoWarning(t *testing.T) {
+	var log lockedBuffer
+	g := NewGroup(slog.New(slog.NewTextHandler(&log, nil)), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.Run(ctx, Spec{Name: "c", Path: "/bin/sh", Args: []string{"-c", "exit 0"}})
+	}()
+	exit := <-g.Exits()
+	if exit.Err != nil || exit.Reason().Error() != "exit status 0" {
+		t.Errorf("exit = %+v", exit)
+	}
+	cancel()
+	<-done
+	text := strings.Join(log.lines(), " ")
+	if !strings.Contains(text, "starting it again") || strings.Contains(text, "WARN") || strings.Contains(text, "nil") {
+		t.Errorf("log = %s", text)
 	}
 }
 
