@@ -24,14 +24,14 @@ import (
 type Config struct {
 	// Envoy holds the policy and the addresses that go into Envoy's configuration.
 	Envoy envoy.Config
+	// Mesh is what GET /v1/mesh tells of the other parts; its PID is filled in.
+	Mesh fleet.MeshView
 	// ListenXDS is where Envoys and gateways connect: the path of a Unix socket,
 	// made with mode 0600, or an ip:port.
 	ListenXDS string
 	// ListenAPI takes the HTTP API's connections; the control plane closes it. It
 	// should be a loopback address: the API has no credentials.
 	ListenAPI net.Listener
-	// Mesh is what GET /v1/mesh tells of the other parts; its PID is filled in.
-	Mesh fleet.MeshView
 	// StateDir holds registry.json and the snapshot. It must exist.
 	StateDir string
 	// RedisCA is a PEM file of the authorities of a rediss:// registry, "" for the

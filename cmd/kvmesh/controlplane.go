@@ -11,12 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvmesh/kvmesh/envoy"
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/policy"
 	"github.com/kvmesh/kvmesh/xds"
 )
 
 // controlPlaneOptions are the flags of `kvmesh controlplane`.
 type controlPlaneOptions struct {
+	envoyAdmin, gateway    string // URLs that GET /v1/mesh tells
 	files                  []string
 	runDir, xds            string
 	openai, api, accessLog string
@@ -44,6 +46,8 @@ REDIS_URL takes the place of its URL, so that no password stands in a file.`,
 	f.StringVar(&o.runDir, "run-dir", "", "folder of the mesh's Unix sockets, as Envoy and the gateway have it")
 	f.StringVar(&o.xds, "xds", "", "where Envoys and gateways connect: a socket path or ip:port (default xds.sock in --run-dir)")
 	f.StringVar(&o.openai, "openai", "127.0.0.1:8080", "ip:port where Envoy takes clients")
+	f.StringVar(&o.envoyAdmin, "envoy-admin", "", "URL of Envoy's admin port, which 'kvmesh inspect' asks this control plane for")
+	f.StringVar(&o.gateway, "gateway", "", "URL of the gateway's --metrics port, which 'kvmesh streams' asks for")
 	f.StringVar(&o.api, "api", "127.0.0.1:9000", "ip:port of the HTTP API; it has no credentials, keep it on loopback")
 	f.StringVar(&o.accessLog, "access-log", "", "file of Envoy's access log (default none)")
 	f.StringVar(&o.stateDir, "state-dir", "", "folder for the registry and the snapshot (default controlplane in --run-dir)")
@@ -97,11 +101,22 @@ func runControlPlane(ctx context.Context, e *env, o controlPlaneOptions) error {
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("state folder: %w", err)
 	}
+	var view fleet.MeshView
+	if view.Admin, err = baseURL("--envoy-admin", o.envoyAdmin); err != nil {
+		return err
+	}
+	if view.Gateway, err = baseURL("--gateway", o.gateway); err != nil {
+		return err
+	}
+	if o.openai, err = policy.ListenAddress(o.openai); err != nil {
+		return usagef("--openai %w", err)
+	}
 	api, err := listenTCP(ctx, o.api)
 	if err != nil {
 		return err
 	}
 	cp, err := xds.New(xds.Config{
+		Mesh: view,
 		Envoy: envoy.Config{
 			Policy: set, Edge: o.openai, Egress: s.egress, Relay: s.relay, ExtProc: s.extProc,
 			AccessLog: o.accessLog, TrustedCA: o.trustedCA,

@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +25,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 func demoCommand(e *env) *cobra.Command {
@@ -43,28 +47,72 @@ with SIGKILL, and ask again. Everything is stopped at the end.`,
 
 // demo is one run: a `kvmesh up` as a child, and what its ready line said.
 type demo struct {
-	e    *env
-	cmd  *exec.Cmd
-	mesh readyLine
-	dir  string
+	e      *env
+	cmd    *exec.Cmd
+	stderr *gate             // of the child
+	reaper *supervise.Reaper // removes dir and ends the child when this process is killed
+	mesh   readyLine
+	dir    string
+}
+
+// gate passes on what is written to it until it is shut. Safe for concurrent use.
+type gate struct {
+	to   io.Writer
+	shut atomic.Bool
+}
+
+// Write implements io.Writer.
+func (g *gate) Write(p []byte) (int, error) {
+	if g.shut.Load() {
+		return len(p), nil
+	}
+	return g.to.Write(p)
 }
 
 func runDemo(ctx context.Context, e *env, file string) (err error) {
-	d := &demo{e: e}
-	if d.dir, err = os.MkdirTemp("", "kvmesh-demo-"); err != nil {
-		return fmt.Errorf("demo folder: %w", err)
+	// The child is tied to this thread: see supervise.Attr.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d := &demo{e: e, stderr: &gate{to: e.stderr}}
+	if d.dir, err = e.makeTemp("kvmesh-demo-"); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, d.stop()) }()
+	defer func() {
+		if err = errors.Join(err, d.stop(ctx)); ctx.Err() != nil {
+			err = ctx.Err()
+		}
+	}()
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own executable: %w", err)
+	}
+	if d.reaper, err = supervise.StartReaper(self, []string{"reap"}, d.dir); err != nil {
+		return err
+	}
 	if file == "" {
 		if file, err = d.builtin(); err != nil {
 			return err
 		}
 	}
 	d.say("Starting the mesh: kvmesh up -f %s", file)
-	if err := d.up(ctx, file); err != nil {
+	if err := d.up(ctx, self, file); err != nil {
 		return err
 	}
+	return d.show(ctx)
+}
+
+// show is what a user of the running mesh does and sees.
+func (d *demo) show(ctx context.Context) error {
 	d.say("Ready. Any OpenAI client can use %s", d.mesh.OpenAI)
+	list, err := d.workers(ctx)
+	if err != nil {
+		return err
+	}
+	if list[0].Engine == policy.EngineSim {
+		d.say("The engine is simulated: what it answers means nothing.")
+	} else {
+		d.say("The model, %s, is a base model: it goes on with a text and does not chat.", list[0].Model)
+	}
 	served, err := d.ask(ctx, "The three primary colors are")
 	if err != nil {
 		return err
@@ -80,11 +128,12 @@ func runDemo(ctx context.Context, e *env, file string) (err error) {
 	if err != nil {
 		return fmt.Errorf("request after the kill: %w", err)
 	}
-	d.say("%s is dead, %s answered. The same view from Envoy:", served, again)
+	// By now the killed worker may be up again, so nothing is said of how it is.
+	d.say("%s was killed, and %s answered. kvmesh up starts %s again by itself; until it is\n  ready, Envoy sends it nothing. The workers, as Envoy shows them now:", served, again, served)
 	if err := d.table(ctx); err != nil {
 		return err
 	}
-	d.say("Done. Next: `kvmesh up -f examples/quickstart.yaml` keeps it running; README.md goes on from there.")
+	d.say("Done. Next: `%s up -f examples/quickstart.yaml` keeps it running; README.md goes on from there.", d.e.self())
 	return nil
 }
 
@@ -107,13 +156,13 @@ func (d *demo) builtin() (string, error) {
 }
 
 // up starts the mesh and waits for its ready line.
-func (d *demo) up(ctx context.Context, file string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own executable: %w", err)
-	}
+func (d *demo) up(ctx context.Context, self, file string) error {
 	d.cmd = exec.Command(self, "up", "-f", file, "--dir", d.dir, "--log-level", "error")
-	d.cmd.Stderr = d.e.stderr
+	d.cmd.Stderr = d.stderr
+	// In a group of its own: a terminal's Ctrl-C comes here only, and stop passes
+	// it on once. A second signal would end the child at once.
+	d.cmd.SysProcAttr = supervise.Attr()
+	d.cmd.WaitDelay = time.Second
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
 		return fmt.Errorf("start the mesh: %w", err)
@@ -121,24 +170,44 @@ func (d *demo) up(ctx context.Context, file string) error {
 	if err := d.cmd.Start(); err != nil {
 		return fmt.Errorf("start the mesh: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = d.cmd.Process.Signal(syscall.SIGTERM) })
-	defer stop()
-	line, err := bufio.NewReader(out).ReadBytes('\n')
-	if err != nil {
-		return errors.New("the mesh did not come up; its messages are above")
+	d.reaper.Add(d.cmd.Process.Pid)
+	type read struct {
+		line []byte
+		err  error
 	}
-	if err := json.Unmarshal(line, &d.mesh); err != nil {
-		return fmt.Errorf("ready line %q: %w", line, err)
+	ready := make(chan read, 1)
+	go func() {
+		line, err := bufio.NewReader(out).ReadBytes('\n')
+		ready <- read{line, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case r := <-ready:
+		if r.err != nil {
+			return errors.New("the mesh did not come up; its messages are above")
+		}
+		if err := json.Unmarshal(r.line, &d.mesh); err != nil {
+			return fmt.Errorf("ready line %q: %w", r.line, err)
+		}
 	}
 	return nil
 }
 
-func (d *demo) stop() error {
-	if d.cmd != nil && d.cmd.Process != nil {
-		_ = d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
-		if err := d.cmd.Wait(); err != nil {
-			return fmt.Errorf("stop the mesh: %w", err)
-		}
+// stop ends the mesh and removes its folder.
+func (d *demo) stop(ctx context.Context) error {
+	defer func() { _ = d.reaper.Close() }() // removes the folder, if it is still there
+	if d.cmd == nil || d.cmd.Process == nil {
+		return os.RemoveAll(d.dir)
+	}
+	if ctx.Err() != nil {
+		d.stderr.shut.Store(true) // that it is interrupted is said once, by this process
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+	err := d.cmd.Wait()
+	d.reaper.Remove(d.cmd.Process.Pid)
+	if err != nil && d.mesh.Ready {
+		return fmt.Errorf("stop the mesh: %w", err)
 	}
 	return os.RemoveAll(d.dir)
 }

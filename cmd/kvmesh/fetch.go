@@ -72,7 +72,7 @@ instead: an executable, a folder with libllama, a GGUF file, an executable.`,
 // ensure fetches what is missing of the named assets, after saying how much
 // that is. It is for every command that needs them.
 func (e *env) ensure(ctx context.Context, cfg fetch.Config, names ...string) (fetch.Paths, error) {
-	items, err := fetch.Plan(cfg, names...)
+	_, items, err := fetch.Plan(cfg, names...)
 	if err != nil {
 		return fetch.Paths{}, err
 	}
@@ -107,26 +107,23 @@ func printPaths(w io.Writer, paths fetch.Paths) error {
 }
 
 // fetchConfig gathers from the environment where assets are kept and which are
-// the user's own.
+// the user's own. The error says that there is no place to keep any.
 func fetchConfig(e *env) (fetch.Config, error) {
-	cache, err := e.cacheDir()
-	if err != nil {
-		return fetch.Config{}, err
-	}
 	cfg := fetch.Config{
-		CacheDir: cache,
 		Env:      os.Environ(),
 		Envoy:    e.getenv("KVMESH_ENVOY"),
 		LlamaLib: e.getenv("KVMESH_LLAMA_LIB"),
 		Model:    e.getenv("KVMESH_MODEL"),
 		Redis:    e.getenv("KVMESH_REDIS"),
 		Progress: e.stderr,
-		Terminal: isTerminal(e.stderr),
+		Terminal: isTerminal(e.stderr) && isTerminal(e.stdout) && e.getenv("TERM") != "dumb",
 	}
 	if root := cloneRoot(); root != "" {
 		cfg.LinkDir = filepath.Join(root, ".tools")
 	}
-	return cfg, nil
+	var err error
+	cfg.CacheDir, err = e.cacheDir()
+	return cfg, err
 }
 
 // cacheDir is the folder for what is fetched: $XDG_CACHE_HOME/kvmesh if that is

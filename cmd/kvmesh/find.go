@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +12,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // meshFlags tell a command which mesh to talk to.
@@ -19,39 +24,99 @@ type meshFlags struct {
 	gateway string
 }
 
-func (f *meshFlags) add(c *cobra.Command, admin bool) {
-	c.Flags().StringVar(&f.api, "api", "", "URL of the control plane's API (default KVMESH_API, else the last `kvmesh up` of this folder)")
-	if admin {
-		c.Flags().StringVar(&f.admin, "admin", "", "URL of Envoy's admin port (default KVMESH_ADMIN, else as --api)")
-	}
+// addAPI adds --api, which is enough for every command: the control plane knows
+// where the rest is.
+func (f *meshFlags) addAPI(c *cobra.Command) {
+	c.Flags().StringVar(&f.api, "api", "", "URL of the control plane's API (default KVMESH_API, else the last 'kvmesh up' of this folder)")
 }
 
-// find fills in what the flags leave open.
+func (f *meshFlags) addAdmin(c *cobra.Command) {
+	c.Flags().StringVar(&f.admin, "admin", "", "URL of Envoy's admin port (default KVMESH_ADMIN, else what the control plane says)")
+}
+
+func (f *meshFlags) addGateway(c *cobra.Command) {
+	c.Flags().StringVar(&f.gateway, "gateway", "", "URL of the gateway's --metrics port (default KVMESH_GATEWAY, else what the control plane says)")
+}
+
+// given returns what flags and variables name, as complete URLs.
+func (f meshFlags) given(e *env) (runningMesh, error) {
+	var m runningMesh
+	for _, v := range []struct {
+		to                *string
+		flag, name, value string
+	}{
+		{&m.API, "--api", "KVMESH_API", f.api},
+		{&m.Admin, "--admin", "KVMESH_ADMIN", f.admin},
+		{&m.Gateway, "--gateway", "KVMESH_GATEWAY", f.gateway},
+	} {
+		from := v.flag
+		if v.value == "" {
+			from, v.value = v.name, e.getenv(v.name)
+		}
+		var err error
+		if *v.to, err = baseURL(from, v.value); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// find fills in what the flags leave open from the last `kvmesh up` of this folder,
+// unless they name another control plane.
 func (f meshFlags) find(e *env) (runningMesh, error) {
-	m := runningMesh{Gateway: e.getenvOr("KVMESH_GATEWAY", f.gateway)}
-	m.API, m.Admin = e.getenvOr("KVMESH_API", f.api), e.getenvOr("KVMESH_ADMIN", f.admin)
-	if m.API != "" && m.Admin != "" {
-		return m, nil
+	m, err := f.given(e)
+	if err != nil || m.API != "" {
+		return m, err
 	}
 	last, err := lastUp(".")
-	switch {
-	case err == nil:
-		if m.API == "" {
-			m.API = last.API
-			if m.Admin == "" {
-				m.Admin = last.Admin
-			}
-		}
-		m.OpenAI, m.PID = last.OpenAI, last.PID
-		if m.Gateway == "" {
-			m.Gateway = last.Gateway
-		}
-		return m, nil
-	case m.API != "":
-		return m, nil
+	if err != nil {
+		return m, withHint(err, "start one with `"+e.self()+" up -f FILE`, or name a control plane with --api URL or KVMESH_API")
 	}
-	return m, withHint(err, "start one with `kvmesh up -f FILE`, or name a control plane with --api URL or KVMESH_API")
+	m.API, m.OpenAI, m.PID = last.API, last.OpenAI, last.PID
+	m.Admin, m.Gateway = cmp.Or(m.Admin, last.Admin), cmp.Or(m.Gateway, last.Gateway)
+	return m, nil
 }
+
+// findAdmin is find for commands that also read Envoy's admin port.
+func (f meshFlags) findAdmin(ctx context.Context, e *env) (runningMesh, error) {
+	m, err := f.find(e)
+	if err != nil || m.Admin != "" {
+		return m, err
+	}
+	view, err := askMesh(ctx, m.API)
+	if m.Admin = view.Admin; err == nil && m.Admin == "" {
+		err = withHint(fmt.Errorf("the control plane at %s does not know Envoy's admin port", m.API),
+			"give --admin URL or KVMESH_ADMIN, or start the control plane with --envoy-admin URL")
+	}
+	return m, err
+}
+
+// findGateway returns the gateway's URL.
+func (f meshFlags) findGateway(ctx context.Context, e *env) (string, error) {
+	if m, err := f.given(e); err != nil || m.Gateway != "" {
+		return m.Gateway, err
+	}
+	m, err := f.find(e)
+	if err != nil || m.Gateway != "" {
+		return m.Gateway, err
+	}
+	view, err := askMesh(ctx, m.API)
+	if err == nil && view.Gateway == "" {
+		err = withHint(fmt.Errorf("the control plane at %s does not know the gateway", m.API),
+			"give --gateway URL or KVMESH_GATEWAY, or start the control plane with --gateway URL")
+	}
+	return view.Gateway, err
+}
+
+func askMesh(ctx context.Context, api string) (fleet.MeshView, error) {
+	view, err := fleet.NewClient(api).Mesh(ctx)
+	if err != nil {
+		return view, withHint(err, hintControlPlane)
+	}
+	return view, nil
+}
+
+const hintControlPlane = "is the control plane up, and is this its API? `kvmesh up` starts it again when it dies"
 
 // lastUp reads .kvmesh/up.json in dir or the nearest folder above it.
 func lastUp(dir string) (runningMesh, error) {
@@ -61,10 +126,11 @@ func lastUp(dir string) (runningMesh, error) {
 		return m, fmt.Errorf("find the mesh: %w", err)
 	}
 	for {
-		data, err := os.ReadFile(filepath.Join(dir, ".kvmesh", "up.json"))
+		state := filepath.Join(dir, stateFolder)
+		data, err := os.ReadFile(filepath.Join(state, upFile))
 		if err == nil {
 			if err := json.Unmarshal(data, &m); err != nil {
-				return m, fmt.Errorf("find the mesh: %s: %w", filepath.Join(dir, ".kvmesh", "up.json"), err)
+				return m, fmt.Errorf("find the mesh: %s: %w", filepath.Join(state, upFile), err)
 			}
 			if m.PID > 0 && errors.Is(syscall.Kill(m.PID, 0), syscall.ESRCH) {
 				return m, fmt.Errorf("the mesh of %s is not running any more", dir)
@@ -74,18 +140,13 @@ func lastUp(dir string) (runningMesh, error) {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return m, fmt.Errorf("find the mesh: %w", err)
 		}
+		if pid, held := supervise.Holder(filepath.Join(state, lockFile)); held {
+			return m, fmt.Errorf("the mesh of %s is not ready yet (process %d starts or stops it)", dir, pid)
+		}
 		parent := filepath.Dir(dir)
 		if parent == dir {
 			return m, errors.New("no mesh is running in this folder")
 		}
 		dir = parent
 	}
-}
-
-// getenvOr returns the flag's value, or where it is empty the variable's.
-func (e *env) getenvOr(name, flag string) string {
-	if flag != "" {
-		return flag
-	}
-	return e.getenv(name)
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,7 @@ type gatewayOptions struct {
 	runDir, xds   string
 	metrics, zone string
 	node          string
+	drain         time.Duration
 }
 
 func gatewayCommand(e *env) *cobra.Command {
@@ -49,6 +51,7 @@ xDS. Without it Envoy serves alone.`,
 	f.StringVar(&o.metrics, "metrics", "127.0.0.1:9090", "ip:port of /health and /metrics")
 	f.StringVar(&o.zone, "zone", "", "zone of this gateway (default the Mesh document's)")
 	f.StringVar(&o.node, "node", "gateway", "name of this gateway towards the control plane")
+	f.DurationVar(&o.drain, "drain", 30*time.Second, "time that running answers have on SIGTERM; then they end with an error")
 	_ = c.MarkFlagRequired("run-dir")
 	return c
 }
@@ -83,7 +86,7 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		return err
 	}
 	rel, err := relay.New(relay.Config{
-		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log,
+		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.drain,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},
@@ -108,7 +111,7 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	admin := http.NewServeMux()
 	admin.Handle("GET /v1/streams", rel.StreamsHandler())
 	admin.Handle("/", extproc.AdminHandler(pick, reg))
-	group.Go(func() error { return serveHTTP(ctx, o.metrics, admin) })
+	group.Go(func() error { return serveHTTP(ctx, o.metrics, signed(admin)) })
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -129,6 +132,19 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l, nil
+}
+
+// headerPID names the process that answers, so that `kvmesh up` does not take
+// another mesh's gateway for its own.
+const headerPID = "X-Kvmesh-Pid"
+
+// signed adds headerPID to every answer of h.
+func signed(h http.Handler) http.Handler {
+	pid := strconv.Itoa(os.Getpid())
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(headerPID, pid)
+		h.ServeHTTP(w, r)
+	})
 }
 
 // serveHTTP serves h until ctx ends.

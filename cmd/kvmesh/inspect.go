@@ -44,9 +44,10 @@ func inspectCommand(e *env) *cobra.Command {
 		Short: "Show what Envoy believes beside what the control plane wants",
 		Long: `Show every endpoint as the control plane wants it and as Envoy has it, and mark
 the differences. Envoy's admin port knows three words only: what the control plane
-calls DRAINING or TIMEOUT, it shows as UNHEALTHY; that is no difference. A difference that stays is a push that did not arrive, or Envoy's
-own ejection or health check.`,
+calls DRAINING or TIMEOUT, it shows as UNHEALTHY; that is no difference. A difference
+that stays is a push that did not arrive, or Envoy's own ejection or health check.`,
 		Example: `  kvmesh inspect
+  kvmesh inspect --api 127.0.0.1:9000
   kvmesh inspect -o json | jq '.endpoints[] | select(.differs != "")'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,12 +55,9 @@ own ejection or health check.`,
 			if err != nil {
 				return err
 			}
-			m, err := f.find(e)
+			m, err := f.findAdmin(c.Context(), e)
 			if err != nil {
 				return err
-			}
-			if m.Admin == "" {
-				return withHint(usagef("Envoy's admin port is not known"), "give --admin URL or KVMESH_ADMIN")
 			}
 			diffs, err := compareEndpoints(c.Context(), m.API, m.Admin)
 			if err != nil {
@@ -71,7 +69,8 @@ own ejection or health check.`,
 			return printDiffs(e.stdout, diffs)
 		},
 	}
-	f.add(c, true)
+	f.addAPI(c)
+	f.addAdmin(c)
 	outputFlag(c, &output)
 	return c
 }
@@ -80,11 +79,11 @@ own ejection or health check.`,
 func compareEndpoints(ctx context.Context, api, adminURL string) ([]endpointDiff, error) {
 	want, err := fleet.NewClient(api).Clusters(ctx)
 	if err != nil {
-		return nil, err
+		return nil, withHint(err, hintControlPlane)
 	}
 	have, err := admin.NewClient(adminURL).Clusters(ctx, "^"+names.PoolPrefix)
 	if err != nil {
-		return nil, err
+		return nil, withHint(err, "is Envoy up, and is this its admin port? --admin URL names another")
 	}
 	rows := map[string]*endpointDiff{}
 	for _, cl := range want {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,8 @@ type env struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
+	// name is how the command was called, for lines that say what to call next.
+	name string
 
 	// log writes to stderr as --log-level and --log-format say. It is set
 	// before any command's own code runs.
@@ -24,6 +27,14 @@ type env struct {
 	logLevel, logFormat string
 	// started says that a command's own code was reached.
 	started bool
+}
+
+// self is how a person calls this command again: by its path if it was called so.
+func (e *env) self() string {
+	if strings.ContainsRune(e.name, filepath.Separator) {
+		return e.name
+	}
+	return "kvmesh"
 }
 
 // newRoot builds the whole command tree. A new subcommand is one function

@@ -26,16 +26,13 @@ func streamsCommand(e *env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			m, err := f.find(e)
+			gateway, err := f.findGateway(c.Context(), e)
 			if err != nil {
 				return err
 			}
-			if m.Gateway == "" {
-				return withHint(usagef("the gateway is not known"), "give --gateway URL (its --metrics address) or KVMESH_GATEWAY")
-			}
 			var list fleet.StreamList
-			if err := get(c.Context(), m.Gateway+"/v1/streams", &list); err != nil {
-				return withHint(err, "is the gateway up? `kvmesh up` starts it again when it dies")
+			if err := get(c.Context(), gateway+"/v1/streams", &list); err != nil {
+				return withHint(err, "is the gateway up, and is this its --metrics port? `kvmesh up` starts it again when it dies")
 			}
 			if js {
 				return writeJSON(e.stdout, list)
@@ -43,8 +40,8 @@ func streamsCommand(e *env) *cobra.Command {
 			return printStreams(e.stdout, list.Streams)
 		},
 	}
-	f.add(c, false)
-	c.Flags().StringVar(&f.gateway, "gateway", "", "URL of the gateway's /health and /metrics (default KVMESH_GATEWAY, else as --api)")
+	f.addAPI(c)
+	f.addGateway(c)
 	outputFlag(c, &output)
 	return c
 }

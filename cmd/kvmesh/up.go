@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -20,7 +21,15 @@ type upOptions struct {
 	backends []string
 	dir      string        // where .kvmesh goes
 	timeout  time.Duration // until all is ready
+	listen   policy.Listen // replaces the Mesh document's, where not ""
 }
+
+// Names below --dir.
+const (
+	stateFolder = ".kvmesh"
+	upFile      = "up.json" // where the running mesh is; removed by the `up` that wrote it
+	lockFile    = "lock"    // held by the `up` of this folder
+)
 
 func upCommand(e *env) *cobra.Command {
 	o := upOptions{}
@@ -31,17 +40,23 @@ func upCommand(e *env) *cobra.Command {
 
 When everything is ready, one line of JSON on stdout says where it listens. Logs go
 to stderr, Envoy's to .kvmesh/logs/. Parts that die are started again; when this
-process ends, however it ends, all of them end with it.`,
+process ends, however it ends, all of them end with it. Ctrl-C gives running answers
+two seconds, then ends them with an error; a second Ctrl-C ends everything at once.`,
 		Example: `  kvmesh up -f examples/quickstart.yaml     # three workers with a real model
   kvmesh up -f examples/sim.yaml            # the same with a simulated engine
-  kvmesh up --backend http://127.0.0.1:8000 --backend http://127.0.0.1:8001`,
+  kvmesh up --openai 127.0.0.1:8080 --backend http://127.0.0.1:8000 --backend http://127.0.0.1:8001`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runUp(c.Context(), e, o) },
 	}
-	c.Flags().StringArrayVarP(&o.files, "file", "f", nil, "policy file, may be repeated")
-	c.Flags().StringArrayVar(&o.backends, "backend", nil, "an existing OpenAI-compatible server, may be repeated; needs no file")
-	c.Flags().StringVar(&o.dir, "dir", ".", "folder that gets .kvmesh/ with logs and the addresses of the mesh")
-	c.Flags().DurationVar(&o.timeout, "ready-timeout", 10*time.Minute, "give up when not everything is ready by then")
+	f := c.Flags()
+	f.StringArrayVarP(&o.files, "file", "f", nil, "policy file, may be repeated")
+	f.StringArrayVar(&o.backends, "backend", nil, "an existing OpenAI-compatible server, may be repeated; needs no file")
+	f.StringVar(&o.dir, "dir", ".", "folder that gets .kvmesh/ with logs and the addresses of the mesh; one mesh per folder")
+	f.DurationVar(&o.timeout, "ready-timeout", 10*time.Minute, "give up when not everything is ready by then")
+	f.StringVar(&o.listen.OpenAI, "openai", "", "ip:port where Envoy takes clients (default the Mesh document's, else a free port)")
+	f.StringVar(&o.listen.Admin, "admin", "", "ip:port of Envoy's admin port (default likewise)")
+	f.StringVar(&o.listen.API, "api", "", "ip:port of the control plane's API (default likewise)")
+	f.StringVar(&o.listen.Metrics, "metrics", "", "ip:port of the gateway's /health and /metrics (default likewise)")
 	return c
 }
 
@@ -81,11 +96,9 @@ func runUp(ctx context.Context, e *env, o upOptions) error {
 	if err := m.waitReady(ctx, o.timeout); err != nil {
 		cancel(err)
 		<-stopped
-		if errors.Is(err, context.Canceled) {
-			return nil // stopped by a signal before it was ready
-		}
 		return err
 	}
+	m.warnServers(ctx)
 	if err := m.announce(); err != nil {
 		cancel(err)
 	}
@@ -113,21 +126,50 @@ func loadPolicy(o upOptions) (*policy.Set, []policy.File, error) {
 		files = append(files, policy.File{Name: name, Data: data})
 	}
 	if len(o.backends) > 0 {
-		files = append(files, policy.File{Name: "--backend", Data: backendPolicy(o.backends)})
+		data, err := backendPolicy(o.backends)
+		if err != nil {
+			return nil, nil, err
+		}
+		files = append(files, policy.File{Name: "--backend", Data: data})
 	}
 	set, err := policy.Parse(files...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("policy is not usable:\n%w", err)
 	}
-	return set, files, nil
+	return set, files, o.override(&set.Mesh.Listen)
+}
+
+// override puts the addresses that flags name over those of the policy.
+func (o upOptions) override(l *policy.Listen) error {
+	for _, f := range []struct {
+		name, value string
+		to          *string
+	}{
+		{"openai", o.listen.OpenAI, &l.OpenAI}, {"admin", o.listen.Admin, &l.Admin},
+		{"api", o.listen.API, &l.API}, {"metrics", o.listen.Metrics, &l.Metrics},
+	} {
+		if f.value == "" {
+			continue
+		}
+		addr, err := policy.ListenAddress(f.value)
+		if err != nil {
+			return usagef("--%s %w", f.name, err)
+		}
+		*f.to = addr
+	}
+	return nil
 }
 
 // backendPolicy is the policy of `kvmesh up --backend`: one pool of existing
 // servers that takes every model name.
-func backendPolicy(urls []string) []byte {
+func backendPolicy(urls []string) ([]byte, error) {
 	servers := make([]map[string]string, len(urls))
-	for i, u := range urls {
-		servers[i] = map[string]string{"url": u}
+	for i, text := range urls {
+		u, err := url.Parse(withScheme(text))
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return nil, usagef("--backend %q: want http://HOST:PORT", text)
+		}
+		servers[i] = map[string]string{"url": u.String()}
 	}
 	// JSON is YAML; marshalling strings cannot fail.
 	list, _ := json.Marshal(servers)
@@ -135,7 +177,7 @@ func backendPolicy(urls []string) []byte {
 kind: WorkerPool
 metadata: {name: backends}
 spec: {engine: openai, static: %s}
-`, policy.APIVersion, list)
+`, policy.APIVersion, list), nil
 }
 
 // announce writes .kvmesh/up.json and the ready line.
@@ -145,7 +187,7 @@ func (m *localMesh) announce() error {
 	if err != nil {
 		return fmt.Errorf("encode up.json: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(m.stateDir, "up.json"), append(data, '\n'), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(m.stateDir, upFile), append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write up.json: %w", err)
 	}
 	line, err := json.Marshal(r.readyLine)

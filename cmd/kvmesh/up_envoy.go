@@ -92,14 +92,17 @@ func (m *localMesh) envoySpec() supervise.Spec {
 		},
 		Log:     m.envoyLog,
 		Prepare: func() error { return m.writeBootstrap(file) },
-		Grace:   2 * time.Second,
+		Grace:   graceEnvoy,
 	}
 }
+
+// envoyNode is the name of this mesh's Envoy. No other mesh has the same.
+func (m *localMesh) envoyNode() string { return "envoy-" + filepath.Base(m.runDir) }
 
 func (m *localMesh) writeBootstrap(file string) error {
 	s := socketsIn(m.runDir)
 	b, err := envoy.Bootstrap(envoy.BootstrapConfig{
-		Node: "envoy-" + filepath.Base(m.runDir), Zone: m.set.Mesh.Zone,
+		Node: m.envoyNode(), Zone: m.set.Mesh.Zone,
 		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot,
 	})
 	if err != nil {

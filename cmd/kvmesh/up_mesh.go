@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
-	"time"
 
 	"gopkg.in/natefinch/lumberjack.v2"
 
@@ -31,6 +30,7 @@ type localMesh struct {
 	workers  []localWorker
 	policies []string // files in runDir for the children
 
+	lock     *supervise.Lock // of stateDir
 	reaper   *supervise.Reaper
 	group    *supervise.Group
 	envoyLog *lumberjack.Logger
@@ -43,38 +43,75 @@ type localWorker struct {
 	addr string
 }
 
-// newLocalMesh fetches what is missing, picks ports and makes the folders. The
-// caller must close it.
+// newLocalMesh locks the folder, fetches what is missing, picks ports and makes the
+// folders. The caller must close it.
 func newLocalMesh(ctx context.Context, e *env, o upOptions, set *policy.Set) (*localMesh, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find own executable: %w", err)
-	}
-	m := &localMesh{e: e, set: set, self: self}
-	if m.paths, err = ensureAssets(ctx, e, set); err != nil {
+	m := &localMesh{e: e, set: set}
+	if err := m.prepare(ctx, o.dir); err != nil {
+		m.close()
 		return nil, err
+	}
+	return m, nil
+}
+
+// prepare does what can fail before anything runs.
+func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
+	if m.self, err = os.Executable(); err != nil {
+		return fmt.Errorf("find own executable: %w", err)
+	}
+	if err := m.takeFolder(dir); err != nil {
+		return err
+	}
+	if m.paths, err = ensureAssets(ctx, m.e, m.set); err != nil {
+		return err
 	}
 	if err := m.pickPorts(); err != nil {
-		return nil, err
-	}
-	if m.stateDir, err = filepath.Abs(filepath.Join(o.dir, ".kvmesh")); err != nil {
-		return nil, fmt.Errorf("state folder: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Join(m.stateDir, "logs"), 0o700); err != nil {
-		return nil, fmt.Errorf("state folder: %w", err)
+		return err
 	}
 	// Unix socket paths are short, so the sockets live in the system's folder
-	// for temporary files. MkdirTemp makes it 0700.
-	if m.runDir, err = os.MkdirTemp("", "kvmesh-"); err != nil {
-		return nil, fmt.Errorf("run folder: %w", err)
+	// for temporary files.
+	if m.runDir, err = m.e.makeTemp("kvmesh-"); err != nil {
+		return err
 	}
-	if m.reaper, err = supervise.StartReaper(self, []string{"reap"}, m.runDir); err != nil {
+	if m.reaper, err = supervise.StartReaper(m.self, []string{"reap"}, m.runDir); err != nil {
 		_ = os.RemoveAll(m.runDir) // nothing is in it yet
-		return nil, err
+		return err
 	}
-	m.group = supervise.NewGroup(e.log, m.reaper)
+	m.group = supervise.NewGroup(m.e.log, m.reaper)
 	m.envoyLog = &lumberjack.Logger{Filename: m.logFile("envoy.log"), MaxSize: 16, MaxBackups: 1}
-	return m, nil
+	return nil
+}
+
+// takeFolder makes dir/.kvmesh and claims it for this process.
+func (m *localMesh) takeFolder(dir string) (err error) {
+	if m.stateDir, err = filepath.Abs(filepath.Join(dir, stateFolder)); err != nil {
+		return fmt.Errorf("state folder: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Join(m.stateDir, "logs"), 0o700); err != nil {
+		return withHint(fmt.Errorf("state folder: %w", err), "--dir DIR puts it into a folder that can be written")
+	}
+	m.lock, err = supervise.Take(filepath.Join(m.stateDir, lockFile))
+	if h, ok := errors.AsType[*supervise.HeldError](err); ok {
+		by := "another process"
+		if h.PID != 0 {
+			by = fmt.Sprintf("process %d", h.PID)
+		}
+		return withHint(fmt.Errorf("a mesh of this folder is running already: %s holds %s", by, h.Path),
+			"stop that one first (Ctrl-C, or kill its process), or give this one a folder of its own with --dir DIR")
+	}
+	if err != nil {
+		return withHint(fmt.Errorf("state folder: %w", err), "--dir DIR puts it into a folder that can be written")
+	}
+	// What a killed process left there must not be taken for this mesh.
+	return m.forget()
+}
+
+// forget removes up.json. Only the holder of the lock may do that.
+func (m *localMesh) forget() error {
+	if err := os.Remove(filepath.Join(m.stateDir, upFile)); err != nil && !os.IsNotExist(err) {
+		return fmt.Errorf("remove %s: %w", upFile, err)
+	}
+	return nil
 }
 
 // ensureAssets fetches what the policy's engines need.
@@ -99,12 +136,17 @@ func ensureAssets(ctx context.Context, e *env, set *policy.Set) (fetch.Paths, er
 func (m *localMesh) pickPorts() error {
 	l := m.set.Mesh.Listen
 	for _, p := range []struct {
+		name string
 		to   *string
 		addr string
-	}{{&m.addr.openai, l.OpenAI}, {&m.addr.admin, l.Admin}, {&m.addr.api, l.API}, {&m.addr.metrics, l.Metrics}} {
+	}{
+		{"openai", &m.addr.openai, l.OpenAI}, {"admin", &m.addr.admin, l.Admin},
+		{"api", &m.addr.api, l.API}, {"metrics", &m.addr.metrics, l.Metrics},
+	} {
 		addr, err := supervise.FreePort(p.addr)
 		if err != nil {
-			return withHint(err, "set another port in the Mesh document's listen, or 0 for a free one; is another `kvmesh up` running?")
+			return withHint(fmt.Errorf("%s: %w", p.name, err),
+				"is another `kvmesh up` running? --"+p.name+" 127.0.0.1:0 takes a free port; the Mesh document's listen."+p.name+" does so for good")
 		}
 		*p.to = addr
 	}
@@ -135,59 +177,30 @@ func (m *localMesh) writeFiles(files []policy.File) error {
 
 func (m *localMesh) logFile(name string) string { return filepath.Join(m.stateDir, "logs", name) }
 
+// close removes what this run made. It may be called on a half-made mesh.
 func (m *localMesh) close() {
 	if err := m.reaper.Close(); err != nil {
 		m.e.log.Warn("run folder not removed", "dir", m.runDir, "err", err)
 	}
-	if err := m.envoyLog.Close(); err != nil {
-		m.e.log.Warn("close Envoy's log", "err", err)
-	}
-	// A later command must not take this mesh for a running one.
-	if err := os.Remove(filepath.Join(m.stateDir, "up.json")); err != nil && !os.IsNotExist(err) {
-		m.e.log.Warn("remove up.json", "err", err)
-	}
-}
-
-// start runs all children until ctx ends, then stops them in order: traffic
-// first, the control plane last. The channel is closed when all are gone.
-func (m *localMesh) start(ctx context.Context) <-chan struct{} {
-	background := context.WithoutCancel(ctx)
-	layers := [][]func(context.Context){
-		{m.child(m.envoySpec()), m.serveSnapshot, m.rotateAccessLog},
-		{m.child(m.gatewaySpec())},
-		nil,
-		{m.child(m.controlPlaneSpec())},
-	}
-	for _, w := range m.workers {
-		layers[2] = append(layers[2], m.child(m.workerSpec(w)))
-	}
-	stops := make([]func(), len(layers))
-	for i := len(layers) - 1; i >= 0; i-- {
-		lctx, cancel := context.WithCancel(background)
-		var wg sync.WaitGroup
-		for _, run := range layers[i] {
-			wg.Go(func() { run(lctx) })
+	if m.envoyLog != nil {
+		if err := m.envoyLog.Close(); err != nil {
+			m.e.log.Warn("close Envoy's log", "err", err)
 		}
-		stops[i] = func() { cancel(); wg.Wait() }
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		<-ctx.Done()
-		for _, stop := range stops {
-			stop()
-		}
-	}()
-	return done
-}
-
-func (m *localMesh) child(s supervise.Spec) func(context.Context) {
-	return func(ctx context.Context) { m.group.Run(ctx, s) }
+	if m.lock == nil {
+		return
+	}
+	if err := m.forget(); err != nil {
+		m.e.log.Warn("a later command may take this mesh for a running one", "err", err)
+	}
+	if err := m.lock.Close(); err != nil {
+		m.e.log.Warn("unlock the folder", "err", err)
+	}
 }
 
 func (m *localMesh) selfSpec(name string, args ...string) supervise.Spec {
 	args = append(args, "--log-level", m.e.logLevel, "--log-format", m.e.logFormat)
-	return supervise.Spec{Name: name, Path: m.self, Args: args, Log: m.e.stderr, Grace: 5 * time.Second}
+	return supervise.Spec{Name: name, Path: m.self, Args: args, Log: m.e.stderr, Grace: graceOther}
 }
 
 func (m *localMesh) withPolicies(args ...string) []string {
@@ -199,11 +212,14 @@ func (m *localMesh) withPolicies(args ...string) []string {
 
 func (m *localMesh) controlPlaneSpec() supervise.Spec {
 	return m.selfSpec("controlplane", m.withPolicies("controlplane", "--run-dir", m.runDir,
-		"--openai", m.addr.openai, "--api", m.addr.api, "--access-log", m.logFile("access.log"))...)
+		"--openai", m.addr.openai, "--api", m.addr.api, "--access-log", m.logFile("access.log"),
+		"--envoy-admin", "http://"+m.addr.admin, "--gateway", "http://"+m.addr.metrics)...)
 }
 
 func (m *localMesh) gatewaySpec() supervise.Spec {
-	return m.selfSpec("gateway", m.withPolicies("gateway", "--run-dir", m.runDir, "--metrics", m.addr.metrics)...)
+	s := m.selfSpec("gateway", m.withPolicies("gateway", "--run-dir", m.runDir, "--metrics", m.addr.metrics, "--drain", gatewayDrain.String())...)
+	s.Grace = graceGateway
+	return s
 }
 
 func (m *localMesh) workerSpec(w localWorker) supervise.Spec {

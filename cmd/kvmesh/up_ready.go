@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,7 +23,8 @@ const pollEvery = 100 * time.Millisecond
 // waitReady waits until a request to Envoy would be served by a worker, telling
 // on stderr what it waits for whenever that changes.
 func (m *localMesh) waitReady(ctx context.Context, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not ready after %v", timeout))
+	expired := fmt.Errorf("not ready after %v", timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, expired)
 	defer cancel()
 	ended := map[string]int{}
 	last := ""
@@ -34,13 +37,19 @@ func (m *localMesh) waitReady(ctx context.Context, timeout time.Duration) error 
 			last = now
 			fmt.Fprintf(m.e.stderr, "waiting for %s\n", now)
 		}
+		if err := m.refused(ctx); err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; waiting for %s", context.Cause(ctx), last)
+			if cause := context.Cause(ctx); cause != expired {
+				return ctx.Err() // a signal
+			}
+			return withHint(fmt.Errorf("%w; waiting for %s", expired, last), m.waitHint())
 		case exit := <-m.group.Exits():
 			ended[exit.Name]++
 			if ended[exit.Name] == 3 {
-				return withHint(fmt.Errorf("%s ends again and again: %w", exit.Name, exit.Err), m.endHint(exit.Name))
+				return withHint(fmt.Errorf("%s ends again and again: %w", exit.Name, exit.Reason()), m.endHint(exit.Name))
 			}
 		case <-time.After(pollEvery):
 		}
@@ -54,18 +63,42 @@ func (m *localMesh) endHint(child string) string {
 	return "its log is above"
 }
 
-// missing lists what is not ready yet, in the order in which it comes up.
+// waitHint says where to look when something never gets ready.
+func (m *localMesh) waitHint() string {
+	return "Envoy's log is " + m.logFile("envoy.log") + ", the others' are above; --ready-timeout waits longer"
+}
+
+// refused reports an Envoy that runs and cannot listen, which nothing but another
+// start would change.
+func (m *localMesh) refused(ctx context.Context) error {
+	const stat = "listener_manager.lds.update_rejected"
+	if !m.ownEnvoy(ctx) || m.edgeListens(ctx) {
+		return nil
+	}
+	stats, err := admin.NewClient(m.ready().Admin).Stats(ctx, "^"+regexp.QuoteMeta(stat)+"$")
+	if err != nil || stats[stat] == 0 {
+		return nil
+	}
+	return withHint(fmt.Errorf("Envoy cannot listen on %s: another process took it", m.addr.openai),
+		"--openai 127.0.0.1:0 takes a free port; what Envoy says is in "+m.logFile("envoy.log"))
+}
+
+// missing lists what is not ready yet, in the order in which it comes up. A part of
+// another mesh that answers at our address does not count.
 func (m *localMesh) missing(ctx context.Context) []string {
 	var out []string
-	if get(ctx, "http://"+m.addr.api+"/healthz", nil) != nil {
+	if view, err := fleet.NewClient(m.ready().API).Mesh(ctx); err != nil || view.PID != m.group.PID("controlplane") {
 		out = append(out, "control plane")
 	}
-	if get(ctx, "http://"+m.addr.metrics+"/health", nil) != nil {
+	if !m.ownGateway(ctx) {
 		out = append(out, "gateway")
 	}
 	out = append(out, m.missingWorkers(ctx)...)
-	if get(ctx, "http://"+m.addr.admin+"/ready", nil) != nil {
+	if !m.ownEnvoy(ctx) {
 		out = append(out, "envoy")
+	}
+	if len(out) == 0 && !m.edgeListens(ctx) {
+		out = append(out, "envoy to listen on "+m.addr.openai)
 	}
 	if len(out) == 0 {
 		out = m.missingEndpoints(ctx)
@@ -76,15 +109,43 @@ func (m *localMesh) missing(ctx context.Context) []string {
 	return out
 }
 
+// ownGateway reports whether the gateway that this process started is ready.
+func (m *localMesh) ownGateway(ctx context.Context) bool {
+	header, err := ask(ctx, "http://"+m.addr.metrics+"/health", nil)
+	return err == nil && header.Get(headerPID) == strconv.Itoa(m.group.PID("gateway"))
+}
+
+// ownEnvoy reports whether the Envoy that this process started is ready.
+func (m *localMesh) ownEnvoy(ctx context.Context) bool {
+	info, err := admin.NewClient(m.ready().Admin).ServerInfo(ctx)
+	return err == nil && info.State == "LIVE" && info.Node.ID == m.envoyNode()
+}
+
+// edgeListens reports whether Envoy has its port for clients.
+func (m *localMesh) edgeListens(ctx context.Context) bool {
+	var body struct {
+		Listeners []struct {
+			Name string `json:"name"`
+		} `json:"listener_statuses"`
+	}
+	if get(ctx, m.ready().Admin+"/listeners?format=json", &body) != nil {
+		return false
+	}
+	for _, l := range body.Listeners {
+		if l.Name == names.ListenerEdge {
+			return true
+		}
+	}
+	return false
+}
+
 // missingWorkers asks the workers themselves for their progress and the control
-// plane for its view of them. Of existing servers one per pool is enough.
+// plane for its view of them.
 func (m *localMesh) missingWorkers(ctx context.Context) []string {
-	status := map[string]string{}
-	healthy := map[string]bool{} // pools
-	if list, err := fleet.NewClient("http://" + m.addr.api).Workers(ctx); err == nil {
+	known := map[string]fleet.WorkerView{}
+	if list, err := fleet.NewClient(m.ready().API).Workers(ctx); err == nil {
 		for _, w := range list {
-			status[w.ID] = w.Status
-			healthy[w.Pool] = healthy[w.Pool] || w.Status == "HEALTHY"
+			known[w.ID] = w
 		}
 	}
 	var out []string
@@ -98,20 +159,59 @@ func (m *localMesh) missingWorkers(ctx context.Context) []string {
 			out = append(out, fmt.Sprintf("%s (loading %.0f %%)", w.ID, ready.Percent))
 		case err != nil:
 			out = append(out, w.ID)
-		case status[w.ID] != "HEALTHY":
+		case known[w.ID].Status != healthy || known[w.ID].PID != int64(m.group.PID(w.ID)):
 			out = append(out, w.ID+" (to be taken in)")
 		}
 	}
 	for _, p := range m.set.Pools {
-		if p.Engine == policy.EngineOpenAI && !healthy[p.Name] {
-			urls := make([]string, 0, len(p.Static))
-			for _, s := range p.Static {
-				urls = append(urls, s.URL)
-			}
-			out = append(out, fmt.Sprintf("a server of pool %s (%s)", p.Name, strings.Join(urls, " ")))
+		if p.Engine == policy.EngineOpenAI {
+			out = append(out, missingServers(p, known)...)
 		}
 	}
 	return out
+}
+
+// healthy is the status of a worker that takes requests.
+const healthy = "HEALTHY"
+
+// missingServers lists the existing servers of a pool with what is wrong with each,
+// as long as none of them is healthy: one is enough to begin.
+func missingServers(p policy.WorkerPool, known map[string]fleet.WorkerView) []string {
+	var out []string
+	for _, s := range p.Static {
+		w := known[s.ID]
+		if w.Status == healthy {
+			return nil
+		}
+		out = append(out, fmt.Sprintf("%s (%s)", s.URL, complaint(w)))
+	}
+	return out
+}
+
+// complaint is a worker's status with its reason, for people.
+func complaint(w fleet.WorkerView) string {
+	switch {
+	case w.Status == "":
+		return "not asked yet"
+	case w.Reason == "":
+		return w.Status
+	}
+	return w.Status + ": " + w.Reason
+}
+
+// warnServers says which existing servers take no requests although the mesh is
+// ready.
+func (m *localMesh) warnServers(ctx context.Context) {
+	list, err := fleet.NewClient(m.ready().API).Workers(ctx)
+	if err != nil {
+		return // it answered a moment ago; what it says can be asked at any time
+	}
+	for _, w := range list {
+		pool := m.set.Pool(w.Pool)
+		if pool != nil && pool.Engine == policy.EngineOpenAI && w.Status != healthy {
+			fmt.Fprintf(m.e.stderr, "warning: %s takes no requests: %s\n", w.ID, complaint(w))
+		}
+	}
 }
 
 // missingEndpoints asks Envoy whether it takes the workers for healthy.
@@ -122,7 +222,7 @@ func (m *localMesh) missingEndpoints(ctx context.Context) []string {
 	}
 	var out []string
 	for _, d := range diffs {
-		if d.Want.Status == "HEALTHY" && d.Differs != "" && !onlyWeight(d) {
+		if d.Want.Status == healthy && d.Differs != "" && !onlyWeight(d) {
 			out = append(out, d.ID+" (in envoy)")
 		}
 	}
@@ -140,28 +240,34 @@ func (m *localMesh) extProcHealthy(ctx context.Context) bool {
 // get fetches a URL that must answer 200; a JSON body is decoded into v, when v
 // is not nil, whatever the status.
 func get(ctx context.Context, url string, v any) error {
+	_, err := ask(ctx, url, v)
+	return err
+}
+
+// ask is get that also returns the header of the answer.
+func ask(ctx context.Context, url string, v any) (http.Header, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return fmt.Errorf("get %s: %w", url, err)
+		return nil, fmt.Errorf("get %s: %w", url, err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
-		return fmt.Errorf("get %s: %w", url, err)
+		return nil, fmt.Errorf("get %s: %w", url, err)
 	}
 	if v != nil {
 		if err := json.Unmarshal(body, v); err != nil {
-			return fmt.Errorf("get %s: %w", url, err)
+			return nil, fmt.Errorf("get %s: %w", url, err)
 		}
 	}
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: status %d", url, resp.StatusCode)
+		return nil, fmt.Errorf("get %s: status %d", url, resp.StatusCode)
 	}
-	return nil
+	return resp.Header, nil
 }

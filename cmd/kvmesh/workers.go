@@ -30,7 +30,7 @@ func workersCommand(e *env) *cobra.Command {
 			}
 			list, err := fleet.NewClient(m.API).Workers(c.Context())
 			if err != nil {
-				return withHint(err, "is the control plane up? `kvmesh up` starts it again when it dies")
+				return withHint(err, hintControlPlane)
 			}
 			if js {
 				return writeJSON(e.stdout, fleet.WorkerList{Workers: list})
@@ -38,7 +38,7 @@ func workersCommand(e *env) *cobra.Command {
 			return printWorkers(e.stdout, list)
 		},
 	}
-	f.add(c, false)
+	f.addAPI(c)
 	outputFlag(c, &output)
 	return c
 }

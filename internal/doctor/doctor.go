@@ -53,12 +53,22 @@ type Facts struct {
 	// cache and of the working folder. All in bytes.
 	SharedMemory, Memory, CacheFree, WorkFree int64
 	CacheDir, WorkDir                         string
+	// CacheError and WorkError say why the folders cannot be written, if so.
+	CacheError, WorkError error
 	// OpenFiles is the limit of open files of one process.
 	OpenFiles uint64
-	// Socket is the longest unix socket path that a run makes.
-	Socket string
+	// Socket is the longest unix socket path that a run makes. TempComplaint
+	// says why it is not below TMPDIR, TempError why there is none.
+	Socket                   string
+	TempComplaint, TempError error
 	// Loopback is the error of listening on the loopback address, if any.
 	Loopback error
+
+	// OwnEnvoy is the user's own Envoy, empty for the pinned one, and EnvoyVersion
+	// what it says of itself.
+	OwnEnvoy, EnvoyVersion string
+	// Ports are the fixed addresses that a policy wants, in its order.
+	Ports []Port
 
 	// ToFetch names what a run must fetch, and FetchBytes how much disk that
 	// takes while it is fetched. Unsupported names what no package offers for
@@ -66,6 +76,12 @@ type Facts struct {
 	ToFetch     []string
 	FetchBytes  int64
 	Unsupported []string
+}
+
+// Port is an address to listen on, and what keeps a run from that, if anything.
+type Port struct {
+	Address string
+	Error   error
 }
 
 // The least versions: pip knows the wheels' tags from there, the libraries of
@@ -78,6 +94,8 @@ const (
 	minGlibc = "2.34"
 	// From this version on, Go fetches the toolchain that go.mod names.
 	minGo = "1.21"
+	// The minor version of Envoy that the mesh is tested with.
+	testedEnvoy = "1.40"
 )
 
 const (
@@ -90,6 +108,13 @@ func Check(f Facts) []Result {
 	checks := []func(Facts) Result{
 		platform, goTool, python, npm, libraries, processor, memory, sharedMemory,
 		cacheDisk, workDisk, openFiles, socket, loopback,
+	}
+	// Most machines have neither, and a line that never says anything is noise.
+	if f.OwnEnvoy != "" {
+		checks = append(checks, ownEnvoy)
+	}
+	if len(f.Ports) > 0 {
+		checks = append(checks, ports)
 	}
 	results := make([]Result, len(checks))
 	for i, check := range checks {

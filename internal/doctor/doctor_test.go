@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,6 +62,17 @@ func TestCheck(t *testing.T) {
 		"long socket":            {func(f *Facts) { f.Socket = "/" + strings.Repeat("x", 107) }, "socket path", Fail, "108 of 107", "TMPDIR"},
 		"just fits":              {func(f *Facts) { f.Socket = "/" + strings.Repeat("x", 106) }, "socket path", OK, "107 of 107", ""},
 		"mac is shorter":         {func(f *Facts) { f.OS, f.Socket = "darwin", "/"+strings.Repeat("x", 103) }, "socket path", Fail, "104 of 103", "TMPDIR"},
+		"fallback of TMPDIR":     {func(f *Facts) { f.TempComplaint = errors.New("TMPDIR=x: no such folder") }, "socket path", Warn, "in /tmp, because of TMPDIR=x: no such", "TMPDIR"},
+		"no temp folder":         {func(f *Facts) { f.TempError = errors.New("no folder for") }, "socket path", Fail, "no folder for", "TMPDIR"},
+		"read-only folder":       {func(f *Facts) { f.WorkError = errors.New("read-only file system") }, "disk, here", Warn, "/home/u/kvmesh cannot be written: read-only", "--dir"},
+		"read-only cache":        {func(f *Facts) { f.CacheError = errors.New("permission denied") }, "disk, cache", Fail, "cannot be written: permission", "XDG_CACHE_HOME"},
+		"read-only and full":     {func(f *Facts) { f.CacheError, f.ToFetch, f.FetchBytes = errors.New("x"), nil, 0 }, "disk, cache", OK, "free", ""},
+		"no home":                {func(f *Facts) { f.CacheDir, f.CacheFree, f.CacheError = "", -1, errors.New("$HOME not defined") }, "disk, cache", Fail, "$HOME not defined", "HOME"},
+		"own envoy":              {func(f *Facts) { f.OwnEnvoy, f.EnvoyVersion = "/opt/envoy", "1.40.2" }, "envoy", OK, "1.40.2 at /opt/envoy", ""},
+		"older envoy":            {func(f *Facts) { f.OwnEnvoy, f.EnvoyVersion = "/opt/envoy", "1.4" }, "envoy", Warn, "1.4 at", "1.40 is tested"},
+		"no envoy at all":        {func(f *Facts) { f.OwnEnvoy = "/bin/true" }, "envoy", Fail, "no version at /bin/true", "KVMESH_ENVOY"},
+		"ports":                  {func(f *Facts) { f.Ports = []Port{{Address: "127.0.0.1:1"}} }, "ports", OK, "free: 127.0.0.1:1", ""},
+		"taken port":             {func(f *Facts) { f.Ports = []Port{{Address: "a"}, {"b", errors.New("address b cannot be used")}} }, "ports", Fail, "address b", "0 takes"},
 		"no loopback":            {func(f *Facts) { f.Loopback = errors.New("cannot assign") }, "loopback", Fail, "cannot assign", "lo up"},
 	}
 	for name, tt := range tests {
@@ -136,8 +148,13 @@ func TestGather(t *testing.T) {
 	if err := os.WriteFile(fake, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
 	f := Gather(t.Context(), Places{
-		CacheDir: filepath.Join(dir, "not", "yet"), WorkDir: dir, TempDir: "/tmp",
+		CacheDir: filepath.Join(dir, "not", "yet"), WorkDir: dir, Socket: "/tmp/s", OwnEnvoy: fake, Ports: []string{taken.Addr().String()},
 		Go: "/nowhere/go", Python: fake, NPM: "no-such-npm", ToFetch: []string{"envoy"}, FetchBytes: 5,
 	})
 	if f.Go != "" || f.NPM != "" || f.Python != "9.8.7" || f.Pip != "9.8.7" || !f.ManagedPython {
@@ -145,6 +162,12 @@ func TestGather(t *testing.T) {
 	}
 	if f.CacheFree <= 0 || f.CacheFree != f.WorkFree || f.OpenFiles == 0 || f.Loopback != nil || f.FetchBytes != 5 {
 		t.Errorf("machine: %+v", f)
+	}
+	if f.CacheError != nil || f.WorkError != nil || f.EnvoyVersion != "9.8.7" || len(f.Ports) != 1 || f.Ports[0].Error == nil {
+		t.Errorf("what the caller asked for: %+v", f)
+	}
+	if f := Gather(t.Context(), Places{CacheError: os.ErrNotExist, WorkDir: filepath.Join(fake, "x")}); f.CacheError == nil || f.CacheFree != -1 || f.WorkError == nil {
+		t.Errorf("no cache, a folder that cannot be made: %+v", f)
 	}
 }
 

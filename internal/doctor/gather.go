@@ -3,6 +3,7 @@ package doctor
 import (
 	"bufio"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -16,15 +17,24 @@ import (
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/cpu"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // Places is where Gather looks, and what its caller knows already.
 type Places struct {
-	// CacheDir and WorkDir are folders that need not exist yet; TempDir is
-	// where sockets are made.
-	CacheDir, WorkDir, TempDir string
-	// Go, Python and NPM are the programs to ask for their versions.
-	Go, Python, NPM string
+	// CacheDir and WorkDir are folders that need not exist yet. Without a
+	// CacheDir, CacheError says why.
+	CacheDir, WorkDir string
+	CacheError        error
+	// Socket, TempComplaint and TempError are as in Facts.
+	Socket                   string
+	TempComplaint, TempError error
+	// Go, Python and NPM are the programs to ask for their versions, and OwnEnvoy
+	// the user's Envoy, empty for none.
+	Go, Python, NPM, OwnEnvoy string
+	// Ports are addresses that must be free.
+	Ports []string
 	// ToFetch, FetchBytes and Unsupported are as in Facts.
 	ToFetch     []string
 	FetchBytes  int64
@@ -36,13 +46,23 @@ type Places struct {
 func Gather(ctx context.Context, p Places) Facts {
 	f := Facts{
 		OS: runtime.GOOS, Arch: runtime.GOARCH,
-		CacheDir: p.CacheDir, WorkDir: p.WorkDir,
+		CacheDir: p.CacheDir, WorkDir: p.WorkDir, CacheError: p.CacheError, WorkError: writable(p.WorkDir),
 		ToFetch: p.ToFetch, FetchBytes: p.FetchBytes, Unsupported: p.Unsupported,
 		SSE42: cpu.X86.HasSSE42, AVX2: cpu.X86.HasAVX2,
-		CacheFree: free(p.CacheDir), WorkFree: free(p.WorkDir),
+		CacheFree: -1, WorkFree: free(p.WorkDir),
 		SharedMemory: -1, Memory: available("/proc/meminfo"),
-		Socket:   filepath.Join(p.TempDir, "kvmesh-1234567890", "xds-snapshot.sock"),
-		Loopback: listen(ctx),
+		Socket: p.Socket, TempComplaint: p.TempComplaint, TempError: p.TempError,
+		Loopback: listen(ctx), OwnEnvoy: p.OwnEnvoy,
+	}
+	if p.CacheDir != "" {
+		f.CacheFree, f.CacheError = free(p.CacheDir), writable(p.CacheDir)
+	}
+	if p.OwnEnvoy != "" {
+		f.EnvoyVersion = Version(ctx, p.OwnEnvoy, "--version")
+	}
+	for _, addr := range p.Ports {
+		_, err := supervise.FreePort(addr)
+		f.Ports = append(f.Ports, Port{addr, err})
 	}
 	programs(ctx, p, &f)
 	if f.OS == "linux" {
@@ -69,17 +89,17 @@ func Gather(ctx context.Context, p Places) Facts {
 func programs(ctx context.Context, p Places, f *Facts) {
 	// Outside of any module, so that an old Go is not asked to read go.mod and
 	// a new one does not fetch a toolchain just to say its name.
-	f.Go = version(ctx, p.Go, "version")
-	f.NPM = version(ctx, p.NPM, "--version")
-	f.Python = version(ctx, p.Python, "--version")
-	f.Pip = version(ctx, p.Python, "-m", "pip", "--version")
+	f.Go = Version(ctx, p.Go, "version")
+	f.NPM = Version(ctx, p.NPM, "--version")
+	f.Python = Version(ctx, p.Python, "--version")
+	f.Pip = Version(ctx, p.Python, "-m", "pip", "--version")
 	managed := `import os, sysconfig; print(os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")))`
 	f.ManagedPython = strings.TrimSpace(output(ctx, p.Python, "-c", managed)) == "True"
 }
 
-// version runs a program and returns the first version in its answer, empty when
-// there is none.
-func version(ctx context.Context, name string, args ...string) string {
+// Version runs a program and returns the first version in its answer, empty when
+// there is none. It gives up after a while.
+func Version(ctx context.Context, name string, args ...string) string {
 	return firstVersion(output(ctx, name, args...))
 }
 
@@ -113,6 +133,19 @@ func free(path string) int64 {
 		parent := filepath.Dir(path)
 		if parent == path {
 			return -1
+		}
+		path = parent
+	}
+}
+
+// writable reports why files cannot be made at path, or in the nearest folder
+// above it that exists. Nothing is written.
+func writable(path string) error {
+	for {
+		err := unix.Access(path, unix.W_OK|unix.X_OK)
+		parent := filepath.Dir(path)
+		if !errors.Is(err, unix.ENOENT) || parent == path {
+			return err
 		}
 		path = parent
 	}

@@ -1,9 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // needMemory is what Envoy and three workers with the real model take, of which
@@ -45,9 +49,17 @@ func sharedMemory(f Facts) Result {
 // packages are removed.
 func cacheDisk(f Facts) Result {
 	r := Result{Name: "disk, cache", Status: OK, Found: fmt.Sprintf("%s free at %s, %s needed", size(f.CacheFree), f.CacheDir, size(f.FetchBytes))}
-	if f.CacheFree < f.FetchBytes {
+	const remedy = "set XDG_CACHE_HOME to a folder on a larger disk"
+	switch {
+	case f.CacheDir == "":
+		r.Status, r.Found = Fail, fmt.Sprintf("no place for it: %v", f.CacheError)
+		r.Remedy = "set HOME or XDG_CACHE_HOME to a folder that can be written"
+	case f.CacheError != nil && len(f.ToFetch) > 0:
+		r.Status, r.Found = Fail, fmt.Sprintf("%s cannot be written: %v", f.CacheDir, f.CacheError)
+		r.Remedy = "set XDG_CACHE_HOME to a folder that can be written"
+	case f.CacheFree < f.FetchBytes:
 		r.Status = Fail
-		r.Remedy = "free some, or set XDG_CACHE_HOME to a folder on a larger disk"
+		r.Remedy = "free some, or " + remedy
 	}
 	return r
 }
@@ -55,7 +67,11 @@ func cacheDisk(f Facts) Result {
 // workDisk gets .kvmesh with logs and checkpoints, and bin.
 func workDisk(f Facts) Result {
 	r := Result{Name: "disk, here", Status: OK, Found: fmt.Sprintf("%s free at %s", size(f.WorkFree), f.WorkDir)}
-	if f.WorkFree < 500*mega {
+	switch {
+	case f.WorkError != nil:
+		r.Status, r.Found = Warn, fmt.Sprintf("%s cannot be written: %v", f.WorkDir, f.WorkError)
+		r.Remedy = "run in another folder, or give kvmesh up another one with --dir DIR"
+	case f.WorkFree < 500*mega:
 		r.Status = Warn
 		r.Remedy = "logs, builds and checkpoints go here: free 500 MB"
 	}
@@ -78,23 +94,55 @@ func openFiles(f Facts) Result {
 	return r
 }
 
-// maxSocket is the longest path of a unix socket, without its final NUL.
-func maxSocket(goos string) int {
-	if goos == "darwin" {
-		return 103
-	}
-	return 107
-}
-
 // socket: the kernel's sockaddr_un has a fixed size, and a path that is longer
 // fails only when the run is under way.
 func socket(f Facts) Result {
-	n, limit := len(f.Socket), maxSocket(f.OS)
+	n, limit := len(f.Socket), supervise.MaxSocketPath(f.OS)
 	r := Result{Name: "socket path", Status: OK, Found: fmt.Sprintf("%d of %d bytes", n, limit)}
-	if n > limit {
-		r.Status = Fail
+	const remedy = "set TMPDIR to a short folder that exists and is writable, such as /tmp"
+	switch {
+	case f.TempError != nil:
+		r.Status, r.Found, r.Remedy = Fail, f.TempError.Error(), remedy
+	case n > limit:
+		r.Status, r.Remedy = Fail, remedy
 		r.Found += ": " + f.Socket
-		r.Remedy = "set TMPDIR to a shorter path, such as /tmp"
+	case f.TempComplaint != nil:
+		r.Status, r.Remedy = Warn, remedy
+		r.Found += fmt.Sprintf(" in %s, because of %v", filepath.Dir(filepath.Dir(f.Socket)), f.TempComplaint)
+	}
+	return r
+}
+
+// ownEnvoy asks the user's own Envoy, because the configuration uses what older
+// ones do not know.
+func ownEnvoy(f Facts) Result {
+	r := Result{Name: "envoy", Status: OK, Found: cmp.Or(f.EnvoyVersion, "no version") + " at " + f.OwnEnvoy}
+	switch {
+	case f.EnvoyVersion == "":
+		r.Status = Fail
+		r.Remedy = "it does not answer --version: set KVMESH_ENVOY to an Envoy for this machine, or unset it to use the pinned one"
+	case f.EnvoyVersion != testedEnvoy && !strings.HasPrefix(f.EnvoyVersion, testedEnvoy+"."):
+		r.Status = Warn
+		r.Remedy = "Envoy " + testedEnvoy + " is tested; another may refuse a part of its configuration: unset KVMESH_ENVOY to use the pinned one"
+	}
+	return r
+}
+
+// ports are those that the policy fixes; free ones are chosen at the start.
+func ports(f Facts) Result {
+	r := Result{Name: "ports", Status: OK}
+	var free, taken []string
+	for _, p := range f.Ports {
+		if p.Error == nil {
+			free = append(free, p.Address)
+			continue
+		}
+		taken = append(taken, p.Error.Error())
+	}
+	r.Found = "free: " + strings.Join(free, ", ")
+	if len(taken) > 0 {
+		r.Status, r.Found = Fail, strings.Join(taken, "; ")
+		r.Remedy = "stop what listens there (is another kvmesh up running?), or change the port in the policy; 0 takes a free one"
 	}
 	return r
 }

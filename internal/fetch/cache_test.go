@@ -69,7 +69,7 @@ func TestManifestIsNoPin(t *testing.T) {
 			if _, err := Locate(w.cfg, Envoy); !errors.Is(err, ErrMissing) {
 				t.Errorf("Locate: %v", err)
 			}
-			if items, err := Plan(w.cfg, Envoy); err != nil || len(items) != 1 {
+			if _, items, err := Plan(w.cfg, Envoy); err != nil || len(items) != 1 {
 				t.Errorf("Plan: %v, %v", items, err)
 			}
 			if _, err := Ensure(t.Context(), w.cfg, Envoy); err != nil || w.calls() != "envoy envoy" {

@@ -37,7 +37,7 @@ func TestEnsureUnpacksLinksAndIsInstantTheSecondTime(t *testing.T) {
 	if left, _ := os.ReadDir(filepath.Join(w.cfg.CacheDir, "staging")); len(left) != 0 {
 		t.Errorf("staging keeps %v", left)
 	}
-	if items, err := Plan(w.cfg, Model, Envoy); err != nil || len(items) != 0 {
+	if _, items, err := Plan(w.cfg, Model, Envoy); err != nil || len(items) != 0 {
 		t.Errorf("Plan after Ensure: %v, %v", items, err)
 	}
 	first := w.calls()

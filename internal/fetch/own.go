@@ -28,7 +28,7 @@ func variable(name string) string {
 func own(cfg Config, name string) (path string, ok bool, err error) {
 	switch name {
 	case Envoy:
-		path, err = cfg.Envoy, executable(cfg.Envoy)
+		path, err = program(cfg.Envoy)
 	case Llama:
 		path, err = cfg.LlamaLib, libraries(cfg.LlamaLib, cfg.OS)
 	case Model:
@@ -39,7 +39,7 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 				return found, true, nil
 			}
 		}
-		path, err = cfg.Redis, executable(cfg.Redis)
+		path, err = program(cfg.Redis)
 	}
 	if path == "" {
 		return "", false, nil
@@ -50,6 +50,22 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 	}
 	path, err = filepath.Abs(path)
 	return path, err == nil, err
+}
+
+// program finds what a variable names: a path, or a name without a slash that is
+// looked up in PATH as a shell would.
+func program(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	if filepath.Base(name) != name {
+		return name, executable(name)
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return name, errors.New("no such program in PATH; a file of this folder is ./" + name)
+	}
+	return path, nil
 }
 
 // executable checks that a file can be run.

@@ -15,15 +15,15 @@ type Item struct {
 }
 
 // Plan lists what Ensure would fetch; empty when all is there or the user's own.
-func Plan(cfg Config, names ...string) ([]Item, error) {
-	var items []Item
-	_, err := each(cfg, names, func(cfg Config, a asset) (string, error) {
+// own holds the paths of the latter, and of a Redis of the system's.
+func Plan(cfg Config, names ...string) (own Paths, items []Item, err error) {
+	own, err = each(cfg, names, func(cfg Config, a asset) (string, error) {
 		if dir := a.dir(cfg); !complete(dir, a) {
 			items = append(items, Item{a.name, a.version, a.download(), a.unpacked})
 		}
 		return "", nil
 	})
-	return items, err
+	return own, items, err
 }
 
 // Announce says for people what is going to be fetched and for how long.

@@ -33,6 +33,7 @@ type commands struct {
 
 func (c *commands) setup(e *testscript.Env) error {
 	e.Setenv("EXAMPLES", filepath.Join(testmesh.Root(), "examples"))
+	e.Setenv("KVMESH", bin) // for what a script runs in the background
 	// The fetched Envoy and model are in the user's cache, which a script's
 	// empty HOME does not have.
 	for _, k := range []string{"HOME", "XDG_CACHE_HOME", "KVMESH_ENVOY", "KVMESH_LLAMA_LIB", "KVMESH_MODEL"} {

@@ -32,6 +32,7 @@ type Mesh struct {
 	cmd *exec.Cmd
 
 	killed bool // "up" itself got SIGKILL
+	asked  bool // "up" got SIGTERM; a second one would end it at once
 }
 
 // Log collects a process's stderr; safe for concurrent use.
@@ -133,7 +134,9 @@ func (m *Mesh) Stop() error {
 		_ = m.cmd.Wait() // it was killed on purpose, and says so
 		return nil
 	}
-	_ = m.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+	if !m.asked {
+		_ = m.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+	}
 	return m.cmd.Wait()
 }
 
@@ -215,7 +218,7 @@ func (m *Mesh) Signal(t testing.TB, part string, sig syscall.Signal) {
 		t.Fatalf("%v to %s: %v", sig, part, err)
 	}
 	if part == "up" {
-		m.killed = sig == syscall.SIGKILL
+		m.killed, m.asked = sig == syscall.SIGKILL, sig == syscall.SIGTERM
 		if err := m.Stop(); err != nil {
 			t.Errorf("stop the mesh: %v", err)
 		}
