@@ -1,0 +1,324 @@
+//go:build linux
+
+package bench
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/kvcache/dirstore"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+	"github.com/kvmesh/kvmesh/worker"
+	"github.com/kvmesh/kvmesh/worker/checkpoint"
+	"github.com/kvmesh/kvmesh/worker/llamacpp"
+)
+
+var (
+	kvWriter = flag.String("kv-writer", "", "directory in which TestKVWriter publishes the KV of the long prompt")
+	kvTokens = flag.Int("kv-most", 8192, "longest context of BenchmarkRestore in tokens")
+)
+
+// openModel opens the real engine.
+func openModel(tb testing.TB, contextLen, seqs int) *llamacpp.Engine {
+	tb.Helper()
+	lib, model := filepath.Join(testmesh.Root(), ".tools", "llama"), filepath.Join(testmesh.Root(), ".tools", "model.gguf")
+	for _, path := range []string{lib, model} {
+		if _, err := os.Stat(path); err != nil {
+			tb.Skipf("no real model here (%v): run make tools", err)
+		}
+	}
+	e, err := llamacpp.Open(tb.Context(), llamacpp.Config{LibDir: lib, ModelPath: model, ContextLen: contextLen, MaxSeqs: seqs})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { e.Close() })
+	return e
+}
+
+// openKeeper opens a store in dir and a keeper over it.
+func openKeeper(tb testing.TB, dir string, interval int) *checkpoint.Keeper {
+	tb.Helper()
+	store, err := dirstore.Open(dirstore.Config{Dir: dir})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	k, err := checkpoint.New(checkpoint.Config{Store: store, Interval: interval, MaxRestore: time.Minute, QueueBytes: 512 << 20})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		k.Close()
+		store.Close()
+	})
+	return k
+}
+
+// sharedMemory is a directory in shared memory that goes away with the test.
+func sharedMemory(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kvmesh-bench-")
+	if err != nil {
+		dir = tb.TempDir()
+	}
+	tb.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "kv")
+}
+
+// longPrompt is a prompt of n tokens that does not repeat itself.
+func longPrompt(tb testing.TB, e *llamacpp.Engine, n int) []int32 {
+	tb.Helper()
+	var ids []int32
+	for i := 0; len(ids) < n; i++ {
+		text := fmt.Sprintf("On day %d the caravan counted %d bags of salt, %d of pepper, and rested beside well number %d. ", i, i*i%997, i*7%61, i%13)
+		req, bad := openai.Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":%q}`, text))
+		if bad != nil {
+			tb.Fatal(bad)
+		}
+		more, err := e.Tokenize(req, 0)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if i > 0 {
+			more = more[1:] // the mark of the beginning
+		}
+		ids = append(ids, more...)
+	}
+	return ids[:n]
+}
+
+func greedy(n int) worker.Params {
+	return worker.Params{MaxTokens: n, TopP: 1, TopLogprobs: -1, IgnoreEOS: true}
+}
+
+// generate runs a generation and returns its ids, the first token, and the times to it
+// and to the end.
+func generate(tb testing.TB, e worker.Engine, ids []int32, p worker.Params) (out []int32, first worker.Token, ttft, all time.Duration) {
+	begin := time.Now()
+	for tok, err := range e.Generate(tb.Context(), ids, p) {
+		if err != nil {
+			tb.Error(err)
+			return
+		}
+		if len(out) == 0 {
+			first, ttft = tok, time.Since(begin)
+		}
+		out = append(out, tok.ID)
+	}
+	return out, first, ttft, time.Since(begin)
+}
+
+// TestKVWriter is the process that computes the KV which BenchmarkRestore restores.
+// Alone it does nothing.
+func TestKVWriter(t *testing.T) {
+	if *kvWriter == "" {
+		t.Skip("is the child process of BenchmarkRestore")
+	}
+	e := openModel(t, *kvTokens+64, 1)
+	k := openKeeper(t, *kvWriter, 16)
+	p := greedy(2)
+	p.KV = k.Session(e.Model(), worker.KVStream{ID: "bench", Attempt: 1})
+	generate(t, e, longPrompt(t, e, *kvTokens), p)
+	k.Close()
+}
+
+// BenchmarkRestore measures the time to the next token of contexts of growing length,
+// with KV that another process has published, look-up and checksums included, and
+// with prefill, in the same run. The table is in docs/worker-kv.md.
+func BenchmarkRestore(b *testing.B) {
+	dir := sharedMemory(b)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKVWriter$", "-kv-writer="+dir, fmt.Sprintf("-kv-most=%d", *kvTokens))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	e := openModel(b, *kvTokens+64, 1)
+	k := openKeeper(b, dir, 16)
+	ids := longPrompt(b, e, *kvTokens)
+	b.ResetTimer()
+	for b.Loop() {
+		step := decodeStep(b, e, ids[:256])
+		b.Logf("one decode step: %v", step.Round(100*time.Microsecond))
+		b.Logf("| tokens | restored | restore + next token, ms | without one decode step, ms | prefill + next token, ms | ratio |")
+		for n := 256; n <= *kvTokens; n *= 2 {
+			var best time.Duration
+			restored := 0
+			for range 5 {
+				p := greedy(1)
+				p.KV = k.Session(e.Model(), worker.KVStream{ID: "nobody's"})
+				_, first, ttft, _ := generate(b, e, ids[:n], p)
+				if best == 0 || ttft < best {
+					best, restored = ttft, first.Restored
+				}
+			}
+			_, _, prefill, _ := generate(b, e, ids[:n], greedy(1))
+			if restored != n-1 {
+				b.Errorf("%d tokens of %d were restored", restored, n)
+			}
+			ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+			b.Logf("| %d | %d | %.1f | %.1f | %.0f | %.0f |", n, restored, ms(best), ms(best-step), ms(prefill), ms(prefill)/ms(best))
+			b.ReportMetric(ms(best), fmt.Sprintf("restore-%d-ms", n))
+			b.ReportMetric(ms(prefill)/ms(best), fmt.Sprintf("ratio-%d", n))
+		}
+	}
+}
+
+// decodeStep is the shortest time between two tokens of a generation.
+func decodeStep(tb testing.TB, e worker.Engine, ids []int32) (step time.Duration) {
+	var last time.Time
+	for _, err := range e.Generate(tb.Context(), ids, greedy(32)) {
+		if err != nil {
+			tb.Fatal(err)
+		}
+		if d := time.Since(last); !last.IsZero() && (step == 0 || d < step) {
+			step = d
+		}
+		last = time.Now()
+	}
+	return step
+}
+
+// cpu is the processor time of this process so far, all threads.
+func cpu(tb testing.TB) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// timed is a session that measures what its Step takes of the engine's time.
+type timed struct {
+	worker.KVSession
+	spent, longest time.Duration
+}
+
+// Step implements worker.KVSession.
+func (t *timed) Step(tokens []int32, held int, last bool, take worker.KVCopy) {
+	begin := time.Now()
+	t.KVSession.Step(tokens, held, last, take)
+	d := time.Since(begin)
+	t.spent += d
+	t.longest = max(t.longest, d)
+}
+
+// BenchmarkCheckpoint compares decoding with checkpoints and without, turn by turn in
+// the same run. Processor time counts the hashing and storing too, which another core
+// does while the model computes.
+func BenchmarkCheckpoint(b *testing.B) {
+	const tokens, rounds = 96, 8
+	for _, interval := range []int{1, 16} {
+		b.Run(fmt.Sprintf("interval=%d", interval), func(b *testing.B) {
+			e := openModel(b, 2048, 1)
+			k := openKeeper(b, sharedMemory(b), interval)
+			ids := longPrompt(b, e, 500)
+			var wall, work [2][]time.Duration // off, on
+			var in, decode, longest time.Duration
+			for b.Loop() {
+				for round := range rounds {
+					for on := range 2 {
+						p := greedy(tokens)
+						t := &timed{}
+						if on == 1 {
+							// A stream and a tenant of its own: nothing is restored.
+							id := fmt.Sprint(interval, round, b.N)
+							t.KVSession = k.Session(e.Model(), worker.KVStream{ID: id, Attempt: 1, Salt: id})
+							p.KV = t
+						}
+						begin := cpu(b)
+						_, _, ttft, all := generate(b, e, ids, p)
+						work[on] = append(work[on], cpu(b)-begin)
+						wall[on] = append(wall[on], all-ttft)
+						if on == 1 {
+							in, decode, longest = in+t.spent, decode+all, max(longest, t.longest)
+						}
+					}
+				}
+			}
+			share := func(v [2][]time.Duration) float64 {
+				return 100 * (float64(median(v[1]))/float64(median(v[0])) - 1)
+			}
+			b.ReportMetric(share(wall), "%wall")
+			b.ReportMetric(share(work), "%cpu")
+			b.ReportMetric(100*float64(in)/float64(decode), "%engine")
+			b.ReportMetric(float64(longest.Microseconds())/1000, "longest-ms")
+		})
+	}
+}
+
+func median(v []time.Duration) time.Duration {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+// BenchmarkCatchUp compares the two ways to catch up a few tokens after a restore.
+func BenchmarkCatchUp(b *testing.B) {
+	e := openModel(b, 2048, 1)
+	k := openKeeper(b, sharedMemory(b), 16)
+	ids := longPrompt(b, e, 320)
+	whole := greedy(40)
+	whole.KV = k.Session(e.Model(), worker.KVStream{ID: "x"})
+	want, _, _, _ := generate(b, e, ids, whole)
+	for b.Loop() {
+		for _, way := range []worker.CatchUp{worker.CatchUpExact, worker.CatchUpFast} {
+			for _, n := range []int{1, 8, 15} {
+				p := greedy(20)
+				p.Delivered, p.CatchUp = n, way
+				p.KV = k.Session(e.Model(), worker.KVStream{ID: "nobody's"})
+				got, first, ttft, _ := generate(b, e, slices.Concat(ids, want[:n]), p)
+				same := slices.Equal(got, want[n:n+20])
+				b.Logf("catch-up %d, %d tokens: next token after %v, restored %d, same tokens %v", way, n, ttft.Round(time.Millisecond), first.Restored, same)
+				if way == worker.CatchUpExact && !same {
+					b.Errorf("exact catch-up of %d tokens: %v, want %v", n, got, want[n:n+20])
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkBusyNeighbours counts how often a restored greedy answer differs from the
+// undisturbed one when other streams share its batches, which exactness does not
+// promise.
+func BenchmarkBusyNeighbours(b *testing.B) {
+	const tokens, at = 64, 20
+	e := openModel(b, 2048, 4)
+	k := openKeeper(b, sharedMemory(b), 1)
+	differ, runs := 0, 0
+	for b.Loop() {
+		for i := range 10 {
+			ids := longPrompt(b, e, 400)[i*20 : i*20+100]
+			id := fmt.Sprint(i)
+			p := greedy(tokens)
+			p.KV = k.Session(e.Model(), worker.KVStream{ID: id, Attempt: 1, Salt: id})
+			want, _, _, _ := generate(b, e, ids, p)
+			ctx, cancel := context.WithCancel(b.Context())
+			var busy sync.WaitGroup
+			for n := range 2 {
+				busy.Go(func() {
+					for range e.Generate(ctx, ids[n+1:], greedy(1000)) { // until cancel
+					}
+				})
+			}
+			p = greedy(tokens - at)
+			p.Delivered = at
+			p.KV = k.Session(e.Model(), worker.KVStream{ID: id, Attempt: 2, Salt: id})
+			got, _, _, _ := generate(b, e, slices.Concat(ids, want[:at]), p)
+			cancel()
+			busy.Wait()
+			runs++
+			if !slices.Equal(got, want[at:]) {
+				differ++
+			}
+		}
+	}
+	b.Logf("%d of %d continuations beside two busy streams differ from the undisturbed run", differ, runs)
+	b.ReportMetric(float64(differ)/float64(runs), "differ")
+}
