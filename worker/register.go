@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,6 +23,10 @@ const (
 	lastRetry  = time.Second
 )
 
+// patience is for how long nobody may answer after the start: both are started
+// together, and a control plane that is not up yet is no news.
+const patience = 5 * time.Second
+
 // registrar keeps the worker's registration at the control plane alive. It never
 // holds up the service: while the control plane is away it goes on trying.
 type registrar struct {
@@ -38,6 +43,7 @@ func (r *registrar) run(ctx context.Context) {
 	defer close(r.ended)
 	retry := firstRetry
 	wrong := "" // last complaint, to log each once
+	known, began := false, time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -53,11 +59,13 @@ func (r *registrar) run(ctx context.Context) {
 			if wrong != "" {
 				r.log.Info("registered again")
 			}
-			retry, wrong = firstRetry, ""
+			retry, wrong, known = firstRetry, "", true
 		case ctx.Err() != nil:
 			return
 		default:
-			if wrong != err.Error() {
+			_, absent := errors.AsType[*url.Error](err)
+			early := absent && !known && time.Since(began) < patience
+			if wrong != err.Error() && !early {
 				wrong = err.Error()
 				r.log.Warn("the control plane does not take the registration", "err", err)
 			}

@@ -73,9 +73,12 @@ func TestRegistrarRetries(t *testing.T) {
 		tries := 0
 		var log strings.Builder
 		a := &answers{reply: func() (int, string, error) {
-			if tries++; tries <= 3 {
+			switch tries++; {
+			case tries == 1:
+				return 200, `{"ttl_seconds":1.5}`, nil
+			case tries <= 4:
 				return 0, "", errors.New("no route")
-			} else if tries <= 6 {
+			case tries <= 7:
 				return 500, "starting", nil
 			}
 			return 200, "", nil
@@ -85,7 +88,7 @@ func TestRegistrarRetries(t *testing.T) {
 		for _, s := range a.seen {
 			got = append(got, strings.TrimPrefix(s, "PUT /v1/workers/a%20b "))
 		}
-		want := []string{"0s", "100ms", "300ms", "700ms", "1.5s", "2.5s", "3.5s", "DELETE /v1/workers/a%20b?incarnation=7 5s"}
+		want := []string{"0s", "500ms", "600ms", "800ms", "1.2s", "2s", "3s", "4s", "DELETE /v1/workers/a%20b?incarnation=7 5s"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
@@ -96,6 +99,28 @@ func TestRegistrarRetries(t *testing.T) {
 			t.Error("nothing tells that the registration works again")
 		}
 	})
+}
+
+// Started together, the worker may be there first: only what lasts is worth a
+// warning, and what the control plane itself says always is.
+func TestRegistrarIsPatient(t *testing.T) {
+	for name, tt := range map[string]struct {
+		wait  time.Duration
+		reply func() (int, string, error)
+		warns int
+	}{
+		"not up yet": {4 * time.Second, func() (int, string, error) { return 0, "", errors.New("refused") }, 0},
+		"never up":   {time.Minute, func() (int, string, error) { return 0, "", errors.New("refused") }, 1},
+		"refuses":    {time.Second, func() (int, string, error) { return 400, "no such pool", nil }, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log strings.Builder
+			runRegistrar(&answers{reply: tt.reply}, slog.New(slog.NewTextHandler(&log, nil)), nil, tt.wait)
+			if n := strings.Count(log.String(), "level=WARN"); n != tt.warns {
+				t.Errorf("%s: %d warnings, want %d:\n%s", name, n, tt.warns, log.String())
+			}
+		})
+	}
 }
 
 func TestRegistrarTellsChangesAtOnce(t *testing.T) {
