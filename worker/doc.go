@@ -50,6 +50,11 @@
 // from the first token, with auto from the mark that begins a call; where there is no
 // such mark, or no Constrainer, arguments are sent when they are whole and valid.
 //
+// # In front of another server
+//
+// An engine that is a Proxy answers in the worker's place: generation requests after
+// their size and model were checked, and all paths that are not the worker's own.
+//
 // # Who frees a sequence
 //
 // The engine frees a sequence when the loop over Generate is left. It is left at

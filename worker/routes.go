@@ -89,6 +89,9 @@ func (s *Server) refuse(r *http.Request) *openai.Error {
 // dispatch finds the route by the exact path. A ServeMux would redirect unclean
 // paths and answer 404 and 405 in plain text.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
+	if s.proxied(w, r) {
+		return
+	}
 	rt, ok := s.routes[r.URL.Path]
 	if id, sub := strings.CutPrefix(r.URL.Path, modelsPath+"/"); sub && id != "" {
 		rt, ok = route{http.MethodGet, func(w http.ResponseWriter, r *http.Request) { s.getModel(w, id) }}, true

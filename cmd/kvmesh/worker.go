@@ -32,6 +32,7 @@ type workerOptions struct {
 	weights         string
 	ttft            time.Duration
 	itl             time.Duration
+	upstream        upstreamOptions
 	unused          unusedFlags
 	kv              kvOptions
 	parts           partOptions
@@ -50,7 +51,8 @@ WORKER_ID, MODEL_NAME, REDIS_URL, PORT, AVAILABILITY_ZONE, TENSOR_PARALLEL_SIZE,
 GPU_MEMORY_UTILIZATION, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS and CHECKPOINT_INTERVAL
 set what the flags leave open; docs/worker.md says which engine uses which.`,
 		Example: `  kvmesh worker --id w1 --model gemma-3-270m --listen 127.0.0.1:8001
-  kvmesh worker --id w2 --engine sim --model sim-1 --control-plane http://127.0.0.1:9000`,
+  kvmesh worker --id w2 --engine sim --model sim-1 --control-plane http://127.0.0.1:9000
+  kvmesh worker --id w3 --engine openai --upstream http://127.0.0.1:8000 --model big`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := applyWorkerEnv(e.getenv, c.Flags()); err != nil {
@@ -68,7 +70,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringVar(&o.Zone, "zone", "", "availability zone")
 	f.StringVar(&o.Model, "model", "", "name of the model")
 	f.StringArrayVar(&o.Aliases, "alias", nil, "another name that requests may use, may be repeated")
-	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp or sim")
+	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp, sim, or openai in front of another server")
 	f.StringVar(&o.ControlPlane, "control-plane", "", "URL of the control plane's API")
 	f.Int64Var(&o.MaxBody, "max-body", 32<<20, "largest request body in bytes")
 	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM")
@@ -83,10 +85,11 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
+	o.upstream.add(f)
 	o.unused.add(f)
 	o.kv.add(f)
 	o.parts.add(f)
-	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim, policy.EngineOpenAI}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -114,8 +117,14 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 		o.Open = func(ctx context.Context, progress func(float64)) (worker.Engine, error) {
 			return o.openLlama(ctx, filepath.Join(cache, "hashes"), progress)
 		}
+	case policy.EngineOpenAI:
+		open, err := o.upstream.opener(o, e.getenv)
+		if err != nil {
+			return err
+		}
+		o.Open = open
 	default:
-		return usagef("--engine %q: want %s or %s", o.engine, policy.EngineLlamaCpp, policy.EngineSim)
+		return usagef("--engine %q: want %s, %s or %s", o.engine, policy.EngineLlamaCpp, policy.EngineSim, policy.EngineOpenAI)
 	}
 	done, err := o.kv.apply(&o.Config, o.checkpointEvery, e.getenv)
 	if err != nil {
