@@ -34,8 +34,8 @@ const starterStatic = `  static: # your servers
 func initCommand(e *env) *cobra.Command {
 	engine := "llamacpp"
 	c := &cobra.Command{
-		Use:   "init [FILE]",
-		Short: "Write a small policy file to start from (default kvmesh.yaml)",
+		Use:   "init [FILE | -]",
+		Short: "Write a small policy file to start from (default kvmesh.yaml; - is stdout)",
 		Example: `  kvmesh init && kvmesh up -f kvmesh.yaml
   kvmesh init --engine openai mesh.yaml     # in front of your own vLLM servers`,
 		Args: cobra.MaximumNArgs(1),
@@ -63,17 +63,21 @@ func writeStarter(e *env, file, engine string) error {
 	default:
 		return usagef("--engine %q: want llamacpp, sim or openai", engine)
 	}
+	if file == "-" {
+		_, err := fmt.Fprintf(e.stdout, starter, "FILE", engine, body)
+		return err
+	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return withHint(fmt.Errorf("%s exists and is left as it is", file), "give another name: kvmesh init OTHER.yaml")
+		return withHint(fmt.Errorf("%s exists and is left as it is", file), "give another name: "+e.self()+" init OTHER.yaml")
 	}
 	if err != nil {
-		return fmt.Errorf("write policy: %w", err)
+		return withHint(fmt.Errorf("write policy: %w", err), "give the path of a file in a folder that can be written, or - for stdout")
 	}
 	_, err = fmt.Fprintf(f, starter, file, engine, body)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("write policy: %w", err)
 	}
-	fmt.Fprintf(e.stdout, "wrote %s; next: kvmesh up -f %s\n", file, file)
+	fmt.Fprintf(e.stdout, "wrote %s; next: %s up -f %s\n", file, e.self(), file)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func TestMain(m *testing.M) {
@@ -23,6 +24,12 @@ func TestMain(m *testing.M) {
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
+		Condition: func(name string) (bool, error) {
+			if name != "root" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			return os.Geteuid() == 0, nil // nothing is read-only for root
+		},
 		Setup: func(ts *testscript.Env) error {
 			ts.Setenv("XDG_CACHE_HOME", filepath.Join(ts.WorkDir, "cache"))
 			ts.Setenv("TMPDIR", os.TempDir())
@@ -82,6 +89,21 @@ func TestInterruptIsNamed(t *testing.T) {
 	}
 }
 
+// How it was called is how it is called next.
+func TestSelf(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, want := range map[string]string{"bin/kvmesh": "bin/kvmesh", "kvmesh": "kvmesh", "": "kvmesh"} {
+		var out bytes.Buffer
+		e := &env{stdin: strings.NewReader(""), stdout: &out, stderr: &out, getenv: func(string) string { return "" }, name: name}
+		if code := run(t.Context(), e, []string{"init", "--engine", "sim", strings.ReplaceAll(name, "/", "-") + ".yaml"}); code != 0 {
+			t.Errorf("exit %d", code)
+		}
+		if !strings.Contains(out.String(), "; next: "+want+" up -f ") {
+			t.Errorf("called as %q: %s", name, out.String())
+		}
+	}
+}
+
 func TestHintsGoThroughWrapping(t *testing.T) {
 	cause := errors.New("cause")
 	err := fmt.Errorf("outer: %w", withHint(fmt.Errorf("inner: %w", cause), "do this"))
@@ -100,6 +122,12 @@ func TestHintsGoThroughWrapping(t *testing.T) {
 func TestEveryCommandExplainsItself(t *testing.T) {
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			// pflag takes what stands in back-quotes for the name of the value.
+			if f.Usage == "" || strings.Contains(f.Usage, "`") {
+				t.Errorf("%s --%s: usage %q: empty, or with a back-quote", c.CommandPath(), f.Name, f.Usage)
+			}
+		})
 		if c.Short == "" || !strings.Contains(c.Example, "kvmesh") {
 			t.Errorf("%s: no description or no example", c.CommandPath())
 		}

