@@ -2,22 +2,38 @@ package worker
 
 import (
 	"bytes"
+	"encoding/json"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
 
-	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
+
+// Forwarded is a generation request on its way to a Proxy, which the worker has
+// admitted. It is read-only.
+type Forwarded struct {
+	*openai.Request
+	TokenIDs  bool        // the relay wants token_ids in every event of the stream
+	Delivered []Delivered // what the client has of the choices of a stream to be continued; nil = a new one
+}
+
+// Delivered is what the client has of one choice: its tokens, and of their text the
+// first TextBytes bytes.
+type Delivered struct {
+	Index     int
+	TokenIDs  []int32
+	TextBytes int
+}
 
 // Proxy is the ability of an engine that is a server of its own to answer requests
 // in the worker's place: all but those about the worker itself.
 type Proxy interface {
-	// Forward answers r. On the generation endpoints req is the parsed request, which
-	// the worker has admitted; on all other paths it is nil and r's body is unread.
-	// The error has been answered already; it is for the log and the counters.
-	Forward(w http.ResponseWriter, r *http.Request, req *openai.Request) error
+	// Forward answers r. On all paths but the generation endpoints f is nil and r's
+	// body is unread. The error has been answered already; it is for the log and the
+	// counters.
+	Forward(w http.ResponseWriter, r *http.Request, f *Forwarded) error
 }
 
 // proxied answers a request through the engine, if that is a Proxy and the path is
@@ -34,12 +50,12 @@ func (s *Server) proxied(w http.ResponseWriter, r *http.Request) bool {
 	}
 	defer s.life.end()
 	defer s.metrics.finished.Add(1)
-	req, err := s.admit(w, r)
+	f, err := s.admit(w, r)
 	if err != nil {
 		err.Write(w)
 		return true
 	}
-	if err := p.Forward(w, r, req); err != nil {
+	if err := p.Forward(w, r, f); err != nil {
 		s.report(err)
 	}
 	return true
@@ -57,7 +73,7 @@ func (s *Server) own(path string) bool {
 
 // admit checks what the worker answers for, whatever stands behind it: the size of
 // the body, the model's name, and that only the relay speaks of streams.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*openai.Request, *openai.Error) {
+func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*Forwarded, *openai.Error) {
 	ep, ok := openai.EndpointOf(r.URL.Path)
 	if !ok || r.Method != http.MethodPost {
 		r.Body = http.MaxBytesReader(unwrap(w), r.Body, s.cfg.MaxBody)
@@ -75,14 +91,22 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*openai.Request,
 	if !slices.Contains(s.served(), req.Model) {
 		return nil, openai.NotFoundModel(req.Model)
 	}
-	raw := req.Raw(openai.ReservedField)
-	switch {
-	case raw == nil:
-	case !s.caller(r).relay:
-		return nil, openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
-	case bytes.Contains(raw, []byte(`"resume"`)):
-		return nil, openai.Invalid("kvmesh.resume", "This engine cannot continue a stream.")
+	f := &Forwarded{Request: req}
+	if raw := req.Raw(openai.ReservedField); raw != nil {
+		if !s.caller(r).relay {
+			return nil, openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
+		}
+		var field meshField
+		if err := json.Unmarshal(raw, &field); err != nil {
+			return nil, openai.Invalid(openai.ReservedField, "Invalid '%s': %v.", openai.ReservedField, err)
+		}
+		f.TokenIDs = field.TokenIDs
+		if r := field.Resume; r != nil {
+			f.Delivered = []Delivered{}
+			for _, c := range r.Choices {
+				f.Delivered = append(f.Delivered, Delivered{c.Index, c.TokenIDs, c.TextBytes})
+			}
+		}
 	}
-	r.Header.Del(names.Relay)
-	return req, nil
+	return f, nil
 }

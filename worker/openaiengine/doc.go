@@ -22,8 +22,18 @@
 //
 // A server that exposes no metrics has the load that passes through this worker.
 //
-// # What it does not do
+// # Continuing a stream
 //
-// It cannot continue a stream from delivered tokens: a request to is refused, and
-// the relay goes elsewhere.
+// Towards the relay every event of a stream carries token_ids; vLLM sends them when
+// asked (return_token_ids), in the same field, and takes ids as a prompt. So a
+// stream of text goes on from delivered tokens by token replay: the ids of the
+// prompt, from the server's /tokenize, and those delivered become the prompt of a
+// completion, whose events are written in the form of the stream's own endpoint. The
+// server's prefix cache decides how much of that it computes again.
+//
+// A stream that carries more than its tokens is refused, and the relay goes
+// elsewhere: several choices, log-probabilities, tools, response_format, presence
+// and frequency penalties, and tokens that end inside of a character. A stop string
+// that straddles the cut is not seen. Other servers than vLLM give no ids, or take
+// none: their streams cannot be continued.
 package openaiengine

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/worker"
 )
 
 // meshHeaders is what the names of the mesh's own headers begin with.
@@ -19,11 +20,17 @@ const meshHeaders = "x-kvmesh-"
 // Forward implements worker.Proxy. A server that cannot be reached is a 503, so that
 // the request may be tried elsewhere; one that breaks off in the middle of an answer
 // breaks off the client's.
-func (e *Engine) Forward(w http.ResponseWriter, r *http.Request, req *openai.Request) (err error) {
+func (e *Engine) Forward(w http.ResponseWriter, r *http.Request, f *worker.Forwarded) (err error) {
 	e.passing.Add(1)
 	defer e.passing.Add(-1)
-	if req != nil {
-		body := req.Rewritten(e.name, 0)
+	if f != nil && f.Delivered != nil {
+		return e.resume(w, r, f)
+	}
+	if f != nil {
+		body := f.Rewritten(e.name, 0)
+		if f.TokenIDs {
+			body = withTokenIDs(body, f.Request)
+		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
 	proxy := httputil.ReverseProxy{
