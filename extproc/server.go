@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
 
@@ -59,6 +60,9 @@ func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 		grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.MaxConcurrentStreams(maxStreams),
+		// Envoy pings to notice a gateway that hangs. By default gRPC takes frequent
+		// pings for abuse and closes the connection, with every decision on it.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		// Streams are short: without workers each would grow a new stack.
 		grpc.NumStreamWorkers(uint32(4*runtime.GOMAXPROCS(0))),
 	)
