@@ -36,6 +36,7 @@ type workerOptions struct {
 	unused          unusedFlags
 	kv              kvOptions
 	parts           partOptions
+	stored          modelOptions
 }
 
 func workerCommand(e *env) *cobra.Command {
@@ -56,6 +57,9 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := applyWorkerEnv(e.getenv, c.Flags()); err != nil {
+				return err
+			}
+			if err := o.stored.apply(e, c.Flags()); err != nil {
 				return err
 			}
 			logUnused(e.log, c.Flags(), o.engine)
@@ -89,6 +93,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	o.unused.add(f)
 	o.kv.add(f)
 	o.parts.add(f)
+	o.stored.add(f)
 	_ = c.RegisterFlagCompletionFunc("engine", cobra.FixedCompletions([]string{policy.EngineLlamaCpp, policy.EngineSim, policy.EngineOpenAI}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
