@@ -81,6 +81,9 @@ type kept struct {
 	waiting bool   // for the mark, before which anything goes
 	begin   string // the mark as text
 	tail    []byte // newest text, up to the length of begin
+
+	some    []int32 // kept for their memory
+	answers []bool
 }
 
 // keep wraps the grammar c; late makes it begin behind the mark of tool calls.
@@ -96,12 +99,53 @@ func (k *kept) Allow(ids []int32, ok []bool) {
 		}
 		return
 	}
-	k.Constraint.Allow(ids, ok)
+	asked := ids
+	if len(ids) > manyTokens {
+		asked = k.likely(ids)
+	}
+	k.answers = append(k.answers[:0], make([]bool, len(asked))...)
+	k.Constraint.Allow(asked, k.answers)
+	n := 0
 	for i, id := range ids {
-		if len(k.voc.bytes(id)) == 0 && !k.voc.ends(id) && (id != k.mark || k.begin == "") {
-			ok[i] = false
+		ok[i] = false
+		if n < len(asked) && asked[n] == id {
+			ok[i] = k.answers[n] && (len(k.voc.bytes(id)) > 0 || k.voc.ends(id) || id == k.mark && k.begin != "")
+			n++
 		}
 	}
+}
+
+// manyTokens is how many tokens are asked about one by one; more are sorted out by
+// their first bytes first.
+const manyTokens = 1024
+
+// likely leaves out the tokens that begin with a byte that cannot come next: if a
+// token of that byte alone is not allowed, no longer one is. Where a grammar wants a
+// brace, that is nearly the whole vocabulary, and asking is what costs.
+func (k *kept) likely(ids []int32) []int32 {
+	var (
+		alone = k.voc.singles()
+		probe []int32
+		bytes []byte
+	)
+	for b, id := range alone {
+		if id >= 0 {
+			probe, bytes = append(probe, id), append(bytes, byte(b))
+		}
+	}
+	answers := make([]bool, len(probe))
+	k.Constraint.Allow(probe, answers)
+	var impossible [256]bool
+	for i, b := range bytes {
+		impossible[b] = !answers[i]
+	}
+	k.some = k.some[:0]
+	for _, id := range ids {
+		if text := k.voc.bytes(id); len(text) == 0 || !impossible[text[0]] {
+			k.some = append(k.some, id)
+		}
+	}
+	return k.some
 }
 
 // passes reports whether a token's text ends the mark and goes on behind it: the

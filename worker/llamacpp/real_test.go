@@ -35,7 +35,7 @@ func answer(t *testing.T, e *Engine, ids []int32, n int) ([]int32, string) {
 	return out, text.String()
 }
 
-func tokenize(t *testing.T, e *Engine, text string) []int32 {
+func tokenize(t testing.TB, e *Engine, text string) []int32 {
 	t.Helper()
 	ids, err := e.tokenize("prompt", text, e.voc.addBOS)
 	if err != nil {

@@ -2,6 +2,7 @@ package llamacpp
 
 import (
 	"math"
+	"sync"
 
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sampling"
@@ -18,6 +19,25 @@ type vocabulary struct {
 	bos     string         // text of the BOS token
 	eos     string         // text of the EOS token
 	addBOS  bool           // whether Tokenize puts BOS first
+
+	once  sync.Once
+	alone [256]int32 // see singles
+}
+
+// singles are, for each byte, a token whose text is that byte alone, -1 where there
+// is none.
+func (v *vocabulary) singles() *[256]int32 {
+	v.once.Do(func() {
+		for b := range v.alone {
+			v.alone[b] = -1
+		}
+		for id := range int32(v.size()) {
+			if text := v.bytes(id); len(text) == 1 && v.alone[text[0]] < 0 && !v.ends(id) {
+				v.alone[text[0]] = id
+			}
+		}
+	})
+	return &v.alone
 }
 
 // size is the number of tokens.
