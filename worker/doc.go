@@ -13,6 +13,7 @@
 //	GET  /v1/models[/{id}]      the model and its aliases
 //	GET  /health                200 while the engine has not failed, else 503
 //	GET  /ready                 200 ready; 503 loading (with percent), shutting_down, not_ready
+//	POST, GET, DELETE /drain    take no new requests, how far it is, take them again
 //	GET  /metrics               Prometheus, with vLLM's names
 //	     /sim                   the simulator's settings, where the engine is one
 //	gRPC xds.service.orca.v3.OpenRcaService/StreamCoreMetrics
@@ -73,7 +74,8 @@
 // # Start and end
 //
 // The port is open before the model is loaded, so that /ready can tell how far
-// loading is. When the context of Run ends, the worker registers as draining,
+// loading is. The worker is ready when its engine has generated a token
+// (selfcheck.go); from then on an idle engine is asked for one now and then. When the context of Run ends, the worker registers as draining,
 // refuses new requests with 503, lets running ones finish for DrainTimeout, ends
 // the others with an error event, takes its registration back and closes.
 package worker

@@ -5,7 +5,8 @@
 //	(who)        (reports)     (verdicts)     (EDS, fleet; CDS, LDS, RDS)
 //
 // The registry takes registrations over the HTTP API and keeps them over a crash;
-// servers that a policy lists are probed. The collector holds one stream of ORCA
+// servers that a policy lists are probed, and workers that wrote themselves into Redis
+// are read from there. The collector holds one stream of ORCA
 // load reports per worker. Assignment turns facts into status and weight with
 // internal/health, pool by pool. The server hands out the result.
 //
@@ -18,6 +19,8 @@
 //	                             member of the pool
 //	load moves no weight         gateways hear of it every 100 ms, Envoy never
 //	a registration runs out      after 15 s, if no report vouches for the worker
+//	an entry in Redis changes    within a second; one that nobody renews is TIMEOUT
+//	                             after 15 s and gone after 30 s
 //
 // # Start and death
 //

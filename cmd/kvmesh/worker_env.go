@@ -36,7 +36,7 @@ func workerVariables() []workerVariable {
 		{name: "AVAILABILITY_ZONE", flag: "zone"},
 		{name: "TENSOR_PARALLEL_SIZE", flag: "tensor-parallel-size", check: positive, engines: []string{}},
 		{name: "GPU_MEMORY_UTILIZATION", flag: "gpu-memory-utilization", check: share, engines: []string{}},
-		{name: "MAX_NUM_SEQS", flag: "max-num-seqs", check: positive, engines: []string{policy.EngineLlamaCpp, policy.EngineSim}},
+		{name: "MAX_NUM_SEQS", flag: "max-num-seqs", check: positive, engines: []string{policy.EngineLlamaCpp, policy.EngineSim, policy.EngineOpenAI}},
 		{name: "MAX_NUM_BATCHED_TOKENS", flag: "max-num-batched-tokens", check: positive, engines: []string{policy.EngineLlamaCpp}},
 		{name: "CHECKPOINT_INTERVAL", flag: "checkpoint-interval", check: positive, engines: []string{policy.EngineLlamaCpp}},
 	}
