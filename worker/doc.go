@@ -56,6 +56,14 @@
 // An engine that is a Proxy answers in the worker's place: generation requests after
 // their size and model were checked, and all paths that are not the worker's own.
 //
+// # Going on with a stream
+//
+// The relay may send a request again with what its client has of the answer so far
+// (resume.go): the choices go on behind those tokens, from that byte of text. All
+// state but the KV is a function of the request and the tokens, so it is rebuilt; the
+// KV comes from a KVKeeper where one is configured (package checkpoint), else from a
+// prefill. docs/worker-kv.md says what is promised.
+//
 // # Who frees a sequence
 //
 // The engine frees a sequence when the loop over Generate is left. It is left at

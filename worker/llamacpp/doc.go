@@ -24,6 +24,19 @@
 // its buffer of tokens is full, and gives its place to a waiting one in the same
 // way.
 //
+// # KV in and out
+//
+// Between two decodes the loop lets the session of a sequence (worker.KVSession)
+// copy ranges of its KV out, and it loads stored ranges before it prefills what they
+// do not hold. llama.cpp reads and writes whole sequences only, so a range is tagged
+// as a sequence of its own on its way, beside the slots; tagging copies nothing. Much
+// KV is loaded in several turns while others generate. A sequence that begins as a
+// running one does takes the common prefix from it, again by tagging.
+//
+// A continued answer is decoded as the lost worker did, one token at a time, where
+// its prompt was restored and little is missing (worker.CatchUpExact): sums depend on
+// the shape of a batch.
+//
 // # Failure
 //
 // A decode that fails ends the sequences of that batch with an error and frees
@@ -33,7 +46,7 @@
 //
 // # What it needs
 //
-// The shared libraries of llama.cpp v0.5.0 (the pair of yzma v1.28) in one folder
+// The shared libraries of llama.cpp v0.5.0 or v0.4.0 (pairs of yzma v1.28) in one folder
 // with the links libllama.so and libggml.so, and libffi.so.8 and libstdc++.so.6
 // from the system. Open checks the version that libllama itself reports, and that
 // its default parameters read back as known values, because a wrong pair reads C
