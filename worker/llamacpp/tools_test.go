@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -192,10 +193,76 @@ func TestRealToolCalls(t *testing.T) {
 	}
 }
 
+// TestRealSchemaSurvivesACut: a stream that follows a schema, cut behind some of its
+// tokens and continued as the relay does it, still is one answer to the schema.
+func TestRealSchemaSurvivesACut(t *testing.T) {
+	cfg := realConfig(t)
+	e := openReal(t, cfg)
+	base := serve(t, e)
+	schema := realSchemas["recursive"]
+	ask := `{"model":"m","prompt":"JSON:","stream":true,"max_tokens":60,"temperature":0.8,"seed":2,"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":` + schema + `}},"kvmesh":{"token_ids":true`
+	type event struct {
+		Choices []struct {
+			Text         string  `json:"text"`
+			TokenIDs     []int32 `json:"token_ids"`
+			FinishReason *string `json:"finish_reason"`
+		} `json:"choices"`
+	}
+	stream := func(mesh string) (texts []string, ids [][]int32, reason string) {
+		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/v1/completions", strings.NewReader(ask+mesh+`}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Kvmesh-Relay", "secret")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		events := openai.NewEventReader(resp.Body, 1<<20)
+		for {
+			ev, err := events.Next()
+			if err != nil {
+				t.Fatalf("%d: the stream ends with %v", resp.StatusCode, err)
+			}
+			if ev.Done() {
+				return texts, ids, reason
+			}
+			var got event
+			if err := json.Unmarshal(ev.Data, &got); err != nil || len(got.Choices) != 1 {
+				t.Fatalf("%v in %s", err, ev.Data)
+			}
+			c := got.Choices[0]
+			texts, ids = append(texts, c.Text), append(ids, c.TokenIDs)
+			if c.FinishReason != nil {
+				reason = *c.FinishReason
+			}
+		}
+	}
+	texts, ids, reason := stream("")
+	if reason != "stop" {
+		t.Fatalf("the answer %q ended with %q", strings.Join(texts, ""), reason)
+	}
+	whole := strings.Join(texts, "")
+	wantValid(t, schema, whole)
+	for cut := 1; cut < len(texts); cut += 1 + len(texts)/4 {
+		delivered := strings.Join(texts[:cut], "")
+		raw, _ := json.Marshal(slices.Concat(ids[:cut]...))
+		rest, _, reason := stream(fmt.Sprintf(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":%s,"text_bytes":%d}]}`, raw, len(delivered)))
+		joined := delivered + strings.Join(rest, "")
+		if reason == "stop" {
+			wantValid(t, schema, joined)
+		}
+		if joined != whole { // the KV was prefilled, so a near tie may have fallen otherwise
+			t.Logf("cut at %d: %q, undisturbed %q", cut, joined, whole)
+		}
+	}
+}
+
 // serve runs a worker over the engine until the test ends and returns its URL.
 func serve(t *testing.T, e *Engine) string {
 	t.Helper()
-	s, err := worker.New(worker.Config{ID: "w", Pool: "p", Model: "m", EngineName: "llamacpp", Listen: "127.0.0.1:0",
+	s, err := worker.New(worker.Config{ID: "w", Pool: "p", Model: "m", EngineName: "llamacpp", Listen: "127.0.0.1:0", RelaySecret: "secret",
 		Open: func(context.Context, func(float64)) (worker.Engine, error) { return e, nil }})
 	if err != nil {
 		t.Fatal(err)
