@@ -16,7 +16,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint e2e bench check leak vuln purge preflight
+.PHONY: help demo tools build test race fuzz golden lint e2e bench check leak vuln purge preflight clients
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,12 +24,16 @@ help: ## list the targets
 preflight:
 	@sh scripts/preflight.sh
 
-demo: build ## fetch what is needed, run the main job on a real model and show it
+# Before the build, which takes a while: what fetches the rest must be there.
+clients:
+	@sh scripts/preflight.sh fetch
+
+demo: clients build ## fetch what is needed, run the main job on a real model and show it
 	@bin/kvmesh doctor
-	@bin/kvmesh fetch envoy llama model
+	@bin/kvmesh fetch --quiet envoy llama model
 	@bin/kvmesh demo
 
-tools: build ## fetch Envoy, llama.cpp, the model and a Redis into the user's cache
+tools: clients build ## fetch Envoy, llama.cpp, the model and a Redis into the user's cache
 	@bin/kvmesh fetch envoy llama model redis
 
 build: preflight ## build bin/kvmesh, without a C compiler

@@ -129,7 +129,7 @@ func (d *demo) show(ctx context.Context) error {
 		return fmt.Errorf("request after the kill: %w", err)
 	}
 	// By now the killed worker may be up again, so nothing is said of how it is.
-	d.say("%s was killed, and %s answered. kvmesh up starts %s again by itself; until it is\n  ready, Envoy sends it nothing. The workers, as Envoy shows them now:", served, again, served)
+	d.say("%s was killed, and %s answered. kvmesh up starts %s again by itself; until it is\n  ready, the others take its requests. The workers, as Envoy shows them now:", served, again, served)
 	if err := d.table(ctx); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ const modulePath = "module github.com/kvmesh/kvmesh"
 
 func fetchCommand(e *env) *cobra.Command {
 	var output string
-	var verify bool
+	var verify, quiet bool
 	c := &cobra.Command{
 		Use:   "fetch [envoy] [llama] [model] [redis]",
 		Short: "Get the pinned Envoy, llama.cpp, model and Redis into the user's cache",
@@ -54,6 +54,10 @@ instead: an executable, a folder with libllama, a GGUF file, an executable.`,
 			if verify {
 				return e.verifyAssets(c.Context(), cfg, names)
 			}
+			if quiet {
+				_, err := fetch.Ensure(c.Context(), cfg, names...)
+				return err
+			}
 			paths, err := e.ensure(c.Context(), cfg, names...)
 			if err != nil {
 				return err
@@ -65,6 +69,7 @@ instead: an executable, a folder with libllama, a GGUF file, an executable.`,
 		},
 	}
 	outputFlag(c, &output)
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "show progress only, not what is fetched and where it is")
 	c.Flags().BoolVar(&verify, "verify", false, "hash everything that is in the cache instead of fetching")
 	return c
 }
