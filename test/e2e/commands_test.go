@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -202,7 +201,7 @@ func (c *commands) inEnvoy(id, status string) bool {
 func (c *commands) gone(ts *testscript.TestScript, neg bool, _ []string) {
 	testmesh.Eventually(c.t, "all parts are gone", 15*time.Second, func() bool {
 		for _, pid := range c.parts {
-			if alive(pid) {
+			if testmesh.Alive(pid) {
 				return false
 			}
 		}
@@ -212,9 +211,4 @@ func (c *commands) gone(ts *testscript.TestScript, neg bool, _ []string) {
 	if len(c.parts) < 6 {
 		ts.Fatalf("only %v were running before", c.parts)
 	}
-}
-
-func alive(pid int) bool {
-	out, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-	return err == nil && !strings.HasPrefix(strings.TrimSpace(string(out)), "Z")
 }

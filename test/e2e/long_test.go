@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -159,12 +158,8 @@ func rss(t *testing.T, m *testmesh.Mesh) map[string]int {
 	t.Helper()
 	out := map[string]int{}
 	for part, pid := range m.Parts() {
-		text, err := exec.Command("ps", "-o", "rss=", "-p", strconv.Itoa(pid)).Output()
-		if err != nil {
-			t.Fatalf("memory of %s: %v", part, err)
-		}
-		if out[part], err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
-			t.Fatal(err)
+		if out[part] = testmesh.Resident(pid); out[part] == 0 {
+			t.Fatalf("memory of %s is not known", part)
 		}
 	}
 	return out

@@ -11,8 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -163,36 +161,21 @@ func (m *Mesh) Parts() map[string]int {
 	return out
 }
 
-type process struct {
-	pid  int
-	name string
-}
-
 // processes lists the children of `kvmesh up`, named by their command lines.
 func (m *Mesh) processes() []process {
-	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=,args=").Output()
-	if err != nil {
-		return nil
-	}
 	var list []process
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		if len(f) < 5 || f[1] != strconv.Itoa(m.cmd.Process.Pid) || strings.HasPrefix(f[2], "Z") {
-			continue
-		}
-		pid, err := strconv.Atoi(f[0])
-		if err != nil {
-			continue
-		}
-		name := partName(f[3:])
-		if name != "" {
-			list = append(list, process{pid, name})
+	for _, p := range children(m.cmd.Process.Pid) {
+		if p.name = partName(p.args); p.name != "" {
+			list = append(list, p)
 		}
 	}
 	return list
 }
 
 func partName(args []string) string {
+	if len(args) < 2 {
+		return ""
+	}
 	if filepath.Base(args[0]) == "envoy" {
 		return "envoy"
 	}
