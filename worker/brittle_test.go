@@ -212,3 +212,21 @@ func TestPrivatePathsFromTheEdge(t *testing.T) {
 		}
 	}
 }
+
+// A client's content type does not make its request a gRPC call: gRPC would answer
+// 200 with an empty body.
+func TestGRPCContentTypeOnOpenAIPath(t *testing.T) {
+	r := start(t, sim.Config{}, worker.Config{})
+	var h2c http.Protocols
+	h2c.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: &h2c}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Post(r.base+textPath, "application/grpc", strings.NewReader(`{"model":"sim","prompt":"x","max_tokens":2}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := decode[openai.Completion](t, resp, http.StatusOK); resp.ProtoMajor != 2 || len(got.Choices) != 1 || got.Choices[0].Text == "" {
+		t.Errorf("HTTP/%d: %+v", resp.ProtoMajor, got)
+	}
+}

@@ -51,7 +51,7 @@ func (s *Server) table() map[string]route {
 func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(names.Worker, s.cfg.ID)
-		if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") && r.Header.Get(names.Edge) == "" {
+		if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") && isPrivate(r.URL.Path) && r.Header.Get(names.Edge) == "" {
 			s.grpc.ServeHTTP(w, r)
 			return
 		}
