@@ -3,6 +3,7 @@
 package llamacpp
 
 import (
+	"flag"
 	"math"
 	"slices"
 	"strings"
@@ -11,17 +12,20 @@ import (
 	"github.com/kvmesh/kvmesh/worker"
 )
 
+var longFlag = flag.Bool("llama-long", false, "branch a shared prefix at 2,000 tokens too")
+
 // TestRealSharedPrefix branches off a running sequence before, at and behind the width
 // of the model's attention window: the logits are those of a cold run, within the noise
 // that other batch shapes make.
 func TestRealSharedPrefix(t *testing.T) {
-	if testing.Short() {
-		t.Skip("reads some thousand tokens")
+	at, length := []int{300, 511, 513}, 560
+	if *longFlag {
+		at, length = append(at, 2000), 2050
 	}
 	cfg := realConfig(t)
-	cfg.ContextLen, cfg.Cells, cfg.MaxSeqs = 2304, 2*2304, 2
+	cfg.ContextLen, cfg.Cells, cfg.MaxSeqs = 3072, 2*3072, 2
 	e := openReal(t, cfg)
-	base := tokenize(t, e, strings.Repeat("A caravan of nine camels crossed the desert in eleven days, and on the way its leader counted the stars. ", 90))[:2050]
+	base := tokenize(t, e, strings.Repeat("A caravan of nine camels crossed the desert in eleven days, and on the way its leader counted the stars. ", 110))[:length]
 	branch := tokenize(t, e, " However, the youngest driver said that")[1:]
 	probe := func(ids []int32) worker.Token {
 		p := exactly(1)
@@ -34,7 +38,6 @@ func TestRealSharedPrefix(t *testing.T) {
 		}
 		return worker.Token{}
 	}
-	at := []int{300, 511, 513, 2000}
 	cold := make([]worker.Token, len(at))
 	for i, n := range at {
 		cold[i] = probe(slices.Concat(base[:n], branch))
