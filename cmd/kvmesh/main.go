@@ -17,16 +17,29 @@ import (
 
 // Exit codes of the command.
 const (
-	exitFailure = 1
-	exitUsage   = 2
+	exitFailure     = 1
+	exitUsage       = 2
+	exitInterrupted = 130 // as shells name the end by SIGINT
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
-	// A second signal finds the default action and ends a command that hangs.
-	context.AfterFunc(ctx, stop)
+	ctx, cancel := context.WithCancel(context.Background())
+	go heed(cancel)
 	e := &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, name: os.Args[0]}
 	os.Exit(run(ctx, e, os.Args[1:]))
+}
+
+// heed cancels at the first signal that asks to end. The second ends a command that
+// hangs, or that somebody is tired of waiting for; children end with it.
+func heed(cancel func()) {
+	// Not by restoring the default action: that may be to ignore the signal, as
+	// for a command that a script started with &.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, endings()...)
+	<-signals
+	cancel()
+	<-signals
+	os.Exit(exitInterrupted)
 }
 
 // endings are the signals that ask a command to end. A terminal that is closed
