@@ -104,7 +104,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*Forwarded, *ope
 		if r := field.Resume; r != nil {
 			f.Delivered = []Delivered{}
 			for _, c := range r.Choices {
-				f.Delivered = append(f.Delivered, Delivered{c.Index, c.TokenIDs, c.TextBytes})
+				f.Delivered = append(f.Delivered, Delivered(c))
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // gbnf is a grammar read back, as a generator of random texts: an implementation of
@@ -141,18 +142,18 @@ func (p *reader) char() rune {
 		}
 	}
 	escaped := p.take(`\`)
-	for _, r := range p.s {
-		p.s = p.s[len(string(r)):]
-		switch {
-		case escaped && r == 'n':
-			return '\n'
-		case escaped && r == 't':
-			return '\t'
-		}
-		return r
+	r, size := utf8.DecodeRuneInString(p.s)
+	if size == 0 {
+		p.t.Fatal("the rule ends in a character")
 	}
-	p.t.Fatal("the rule ends in a character")
-	return 0
+	p.s = p.s[size:]
+	switch {
+	case escaped && r == 'n':
+		return '\n'
+	case escaped && r == 't':
+		return '\t'
+	}
+	return r
 }
 
 func (p *reader) class() expr {

@@ -77,7 +77,7 @@ func TestConstrainedGreedy(t *testing.T) {
 // TestConstrainedDrawIsFair compares how often each token comes with its share of
 // the allowed weight, whether few or many are drawn in vain.
 func TestConstrainedDrawIsFair(t *testing.T) {
-	const rounds = 40000
+	const rounds = 12000
 	for name, c := range map[string]struct {
 		n       int
 		allowed func(int32) bool
