@@ -108,7 +108,7 @@ func visibleDevices(list string) (devices []string, hidden bool) {
 	if list == "" {
 		return nil, false
 	}
-	for _, d := range strings.Split(list, ",") {
+	for d := range strings.SplitSeq(list, ",") {
 		d = strings.TrimSpace(d)
 		if d == "" || strings.HasPrefix(d, "-") || strings.EqualFold(d, "NoDevFiles") || d == "void" {
 			break

@@ -40,14 +40,15 @@ type nvml struct {
 	events  uintptr   // event set, 0 for none
 }
 
-// Structures of nvml.h; field order and sizes are those of C on 64-bit machines.
+// Structures of nvml.h; field order and sizes are those of C on 64-bit machines. What
+// nobody asks for has no name.
 type (
-	memoryInfo      struct{ total, free, used uint64 } // nvmlMemory_t
-	utilizationInfo struct{ gpu, memory uint32 }       // nvmlUtilization_t, percent
-	eventInfo       struct {                           // nvmlEventData_t
-		device              uintptr
-		kind, data          uint64
-		instance, computing uint32
+	memoryInfo      struct{ total, _, used uint64 } // nvmlMemory_t
+	utilizationInfo struct{ gpu, _ uint32 }         // nvmlUtilization_t, percent
+	eventInfo       struct {                        // nvmlEventData_t
+		device     uintptr
+		kind, data uint64
+		_, _       uint32 // MIG instances
 	}
 )
 
