@@ -182,7 +182,8 @@ func TestReplicas(t *testing.T) {
 func TestStateDirIsGone(t *testing.T) {
 	p := newPlane(t, onePool)
 	envoytest.Eventually(t, 10*time.Second, "the start", answers(p))
-	if err := os.RemoveAll(p.config.StateDir); err != nil {
+	// Renamed, not removed: the snapshot may be written meanwhile.
+	if err := os.Rename(p.config.StateDir, p.config.StateDir+".away"); err != nil {
 		t.Fatal(err)
 	}
 	p.register(startWorker(t, "w0"))
