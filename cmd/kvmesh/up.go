@@ -145,8 +145,10 @@ func (o upOptions) override(l *policy.Listen) error {
 		name, value string
 		to          *string
 	}{
-		{"openai", o.listen.OpenAI, &l.OpenAI}, {"admin", o.listen.Admin, &l.Admin},
-		{"api", o.listen.API, &l.API}, {"metrics", o.listen.Metrics, &l.Metrics},
+		{"openai", o.listen.OpenAI, &l.OpenAI},
+		{"admin", o.listen.Admin, &l.Admin},
+		{"api", o.listen.API, &l.API},
+		{"metrics", o.listen.Metrics, &l.Metrics},
 	} {
 		if f.value == "" {
 			continue

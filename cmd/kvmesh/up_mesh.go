@@ -140,8 +140,10 @@ func (m *localMesh) pickPorts() error {
 		to   *string
 		addr string
 	}{
-		{"openai", &m.addr.openai, l.OpenAI}, {"admin", &m.addr.admin, l.Admin},
-		{"api", &m.addr.api, l.API}, {"metrics", &m.addr.metrics, l.Metrics},
+		{"openai", &m.addr.openai, l.OpenAI},
+		{"admin", &m.addr.admin, l.Admin},
+		{"api", &m.addr.api, l.API},
+		{"metrics", &m.addr.metrics, l.Metrics},
 	} {
 		addr, err := supervise.FreePort(p.addr)
 		if err != nil {

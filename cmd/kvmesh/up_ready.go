@@ -79,7 +79,7 @@ func (m *localMesh) refused(ctx context.Context) error {
 	if err != nil || stats[stat] == 0 {
 		return nil
 	}
-	return withHint(fmt.Errorf("Envoy cannot listen on %s: another process took it", m.addr.openai),
+	return withHint(fmt.Errorf("envoy cannot listen on %s: another process took it", m.addr.openai),
 		"--openai 127.0.0.1:0 takes a free port; what Envoy says is in "+m.logFile("envoy.log"))
 }
 

@@ -114,8 +114,10 @@ func TestMissingServers(t *testing.T) {
 // Waiting for what never comes ends with where to look, and a signal with the
 // signal.
 func TestWaitReadyEnds(t *testing.T) {
-	m := &localMesh{e: &env{stderr: &bytes.Buffer{}}, set: &policy.Set{}, stateDir: "/state", runDir: "/run/x",
-		group: supervise.NewGroup(nil, nil)}
+	m := &localMesh{
+		e: &env{stderr: &bytes.Buffer{}}, set: &policy.Set{}, stateDir: "/state", runDir: "/run/x",
+		group: supervise.NewGroup(nil, nil),
+	}
 	m.addr.api, m.addr.metrics, m.addr.admin = "127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1"
 	err := m.waitReady(t.Context(), time.Millisecond)
 	if h, ok := errors.AsType[hinter](err); !ok || !strings.Contains(h.Hint(), "/state/logs/envoy.log") ||

@@ -52,7 +52,8 @@ func (p *parser) ranges(w WorkerPool) {
 		v    *float64
 		high float64
 	}{
-		{"hysteresis", w.Health.Hysteresis, 1}, {"minShare", w.Health.MinShare, 1},
+		{"hysteresis", w.Health.Hysteresis, 1},
+		{"minShare", w.Health.MinShare, 1},
 		{"errorUtilizationPenalty", w.Health.ErrorUtilizationPenalty, 100},
 		{"throttleUtilizationPenalty", w.Health.ThrottleUtilizationPenalty, 100},
 	} {
