@@ -17,7 +17,7 @@ refuse() {
 # there says whether an asset is the user's own ($2) or in the cache already.
 there() {
 	[ -n "$2" ] && return 0
-	for dir in "${XDG_CACHE_HOME:-/none}" "${HOME:-/none}/.cache" "${HOME:-/none}/Library/Caches"; do
+	for dir in "${XDG_CACHE_HOME:-${HOME:-/none}/.cache}" "${XDG_CACHE_HOME:-${HOME:-/none}/Library/Caches}"; do
 		for asset in "$dir/kvmesh/assets/$1"-*; do
 			[ -d "$asset" ] && return 0
 		done

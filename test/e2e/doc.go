@@ -7,4 +7,6 @@
 //	signal SIG PART…        KILL, STOP, CONT or TERM to up, envoy, gateway, controlplane or a worker's id
 //	status ID STATUS        wait until the control plane and Envoy see a worker so
 //	gone                    the mesh's processes and sockets are no more
+//
+// $KVMESH is the binary, for what runs in the background; $EXAMPLES holds the examples.
 package e2e
