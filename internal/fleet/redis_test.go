@@ -71,7 +71,8 @@ func TestForeignRedisHealth(t *testing.T) {
 	}{
 		{
 			`{"worker_id":"7","model":"llama","status":"healthy","timestamp":"2026-01-02T03:04:05Z","num_running_requests":"3","num_waiting_requests":2.0}`,
-			fleet.StateReady, "", fleet.RedisHealth{WorkerID: "7", Model: "llama", Status: "healthy", Running: 3, Waiting: 2},
+			fleet.StateReady, "",
+			fleet.RedisHealth{WorkerID: "7", Model: "llama", Status: "healthy", Running: 3, Waiting: 2},
 		},
 		{`{"worker_id":7,"status":"UNHEALTHY","num_running_requests":-4,"port":null}`, fleet.StateFailed, "unhealthy", fleet.RedisHealth{WorkerID: "7", Status: "unhealthy"}},
 		{`{"status":"draining"}`, fleet.StateDraining, "", fleet.RedisHealth{WorkerID: "7", Status: "draining"}},

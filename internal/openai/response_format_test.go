@@ -16,7 +16,8 @@ func TestDecodeResponseFormat(t *testing.T) {
 		`,"response_format":{"type":"text"}`: {Type: "text"},
 		`,"response_format":{"type":"json_object"}`: {Type: "json_object"},
 		`,"response_format":{"type":"json_schema","json_schema":{"name":"a-B_1","description":"d","schema":{"type":"object"},"strict":true}}`: {
-			Type: "json_schema", Name: "a-B_1", Schema: []byte(`{"type":"object"}`), Strict: true},
+			Type: "json_schema", Name: "a-B_1", Schema: []byte(`{"type":"object"}`), Strict: true,
+		},
 		`,"response_format":{"type":"json_schema","json_schema":{"name":"x","strict":null}}`: {Type: "json_schema", Name: "x"},
 	} {
 		if got, err := decode(field); err != nil || !cmp.Equal(got, want) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -164,9 +165,7 @@ type reading struct {
 func (p *process) post(body, mesh map[string]any, stream string) *reading {
 	p.Helper()
 	all := map[string]any{"model": "gemma", "stream": true, "stream_options": map[string]any{"include_usage": true}}
-	for k, v := range body {
-		all[k] = v
-	}
+	maps.Copy(all, body)
 	if mesh != nil {
 		all["kvmesh"] = mesh
 	}
