@@ -3,6 +3,7 @@ package envoy
 import (
 	"fmt"
 	"hash/fnv"
+	"math"
 	"time"
 
 	mutationrulesv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
@@ -142,6 +143,7 @@ func withoutMesh() *headermutationv3.HeaderMutation {
 
 // explicitH2 speaks HTTP/2 without asking, as servers in clear text need it.
 func explicitH2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions {
+	separate(h2)
 	return &httpv3.HttpProtocolOptions{
 		OutlierDetection: faultsOnly(),
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -150,6 +152,14 @@ func explicitH2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions {
 			},
 		},
 	}
+}
+
+// separate keeps the streams of one connection out of each other's way. What a slow
+// client leaves unread counts against its stream's window and the connection's: were
+// the latter small, a few clients that do not read would stop all others.
+func separate(h2 *corev3.Http2ProtocolOptions) {
+	h2.InitialStreamWindowSize = u32(256 << 10)
+	h2.InitialConnectionWindowSize = u32(math.MaxInt32)
 }
 
 // faultsOnly makes outlier detection count answers that show a broken worker:

@@ -24,7 +24,7 @@ const retryAfter = time.Second
 // already and are told apart by their response code details, which the gateway
 // leaves empty or begins with "kvmesh".
 func localReplies() *hcmv3.LocalReplyConfig {
-	out := &hcmv3.LocalReplyConfig{}
+	out := &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{crowded()}}
 	for _, e := range []*openai.Error{
 		openai.Errorf(http.StatusBadRequest, "The request is not valid HTTP."),
 		openai.Errorf(http.StatusNotFound, "There is nothing at this address."),
@@ -66,13 +66,30 @@ func mapper(e *openai.Error, op accesslogv3.ComparisonFilter_Op, status uint32) 
 	return m
 }
 
+// crowded answers requests whose headers are within the limits, but not with those
+// of the gateway beside them. Envoy calls that a fault of the gateway; it is the
+// client's to send less.
+func crowded() *hcmv3.ResponseMapper {
+	e := openai.Errorf(http.StatusRequestHeaderFieldsTooLarge, "The request's headers are larger than this server accepts.")
+	m := mapper(e, accesslogv3.ComparisonFilter_EQ, http.StatusInternalServerError)
+	m.Filter = and(statusFilter(accesslogv3.ComparisonFilter_EQ, http.StatusInternalServerError),
+		details(`response.code_details == "header_mutation_result_exceeds_limit"`))
+	m.StatusCode = u32(http.StatusRequestHeaderFieldsTooLarge)
+	return m
+}
+
 // ownReply matches the answers that Envoy itself makes up.
 func ownReply() *accesslogv3.AccessLogFilter {
+	return details(`response.code_details != "" && !response.code_details.startsWith("kvmesh")`)
+}
+
+// details matches by a CEL expression over what Envoy knows of its answer.
+func details(expression string) *accesslogv3.AccessLogFilter {
 	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ExtensionFilter{
 		ExtensionFilter: &accesslogv3.ExtensionFilter{
 			Name: "envoy.access_loggers.extension_filters.cel",
 			ConfigType: &accesslogv3.ExtensionFilter_TypedConfig{TypedConfig: packed(&celv3.ExpressionFilter{
-				Expression: `response.code_details != "" && !response.code_details.startsWith("kvmesh")`,
+				Expression: expression,
 			})},
 		},
 	}}

@@ -3,7 +3,6 @@ package extproc
 import (
 	"encoding/json"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -49,9 +48,6 @@ func (e *Exchange) models() *extprocv3.ProcessingResponse {
 		e.s.metrics.requests.WithLabelValues(outcomeModels).Inc()
 		return immediate(http.StatusOK, known.list, "kvmesh_models")
 	case one && name != "":
-		if plain, err := url.PathUnescape(name); err == nil {
-			name = plain
-		}
 		card, ok := known.cards[name]
 		if !ok {
 			return e.refuse(openai.NotFoundModel(name))

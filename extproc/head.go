@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -13,7 +14,7 @@ import (
 // client sent them and may hold any bytes.
 type head struct {
 	method  string
-	path    string // without query
+	path    string // without query, escapes decoded as the workers' servers do
 	length  int64  // content-length, -1 when not given (chunked)
 	encoded bool   // a content-encoding other than identity
 	token   string // session keys
@@ -29,6 +30,9 @@ func readHead(hs []*corev3.HeaderValue) head {
 			h.method = value(v)
 		case ":path":
 			h.path, _, _ = strings.Cut(value(v), "?")
+			if plain, err := url.PathUnescape(h.path); err == nil {
+				h.path = plain // else /v1%2Fcompletions would go round the gateway
+			}
 		case "content-length":
 			if n, err := strconv.ParseInt(value(v), 10, 64); err == nil && n >= 0 {
 				h.length = n

@@ -35,7 +35,7 @@ func TestHTTP1(t *testing.T) {
 		case 1:
 			send(w, token("a", ""), token("", "stop"), done)
 		case 2:
-			sendJSON(w, http.StatusOK, `{}`)
+			sendJSON(w, http.StatusOK, complete)
 		default:
 			send(w, token("a", ""))
 			<-r.Context().Done()
@@ -68,7 +68,7 @@ func TestHTTP1(t *testing.T) {
 		}
 	}
 	resp := post(askWhole)
-	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != `{}` {
+	if got, err := io.ReadAll(resp.Body); err != nil || string(got) != complete {
 		t.Errorf("whole: %q, %v", got, err)
 	}
 	resp = post(askStream)
@@ -85,7 +85,7 @@ func TestOddHeaders(t *testing.T) {
 		w.Header().Set("X-Echo", r.Header.Get("X-Odd"))
 		w.Header().Set("Connection", "x-hop")
 		w.Header().Set("X-Hop", "1")
-		sendJSON(w, http.StatusOK, `{}`)
+		sendJSON(w, http.StatusOK, complete)
 	}
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		h := []string{"X-Odd", "caf\xe9 \xff", names.SessionToken, "\xfe\xff"}
@@ -108,7 +108,7 @@ func TestHeldBudget(t *testing.T) {
 	big := `{"model":"m","prompt":"` + strings.Repeat("x", 900_000) + `"}`
 	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
 		rest(r, time.Second)
-		sendJSON(w, http.StatusOK, `{"text":"`+strings.Repeat("y", 100_000)+`"}`)
+		sendJSON(w, http.StatusOK, `{"choices":[{"finish_reason":"stop","text":"`+strings.Repeat("y", 100_000)+`"}]}`)
 	}
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		var wg sync.WaitGroup
@@ -149,7 +149,7 @@ func TestBreaker(t *testing.T) {
 			http.Error(w, "upstream connect error", http.StatusServiceUnavailable)
 			return
 		}
-		sendJSON(w, http.StatusOK, `{}`)
+		sendJSON(w, http.StatusOK, complete)
 	}
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		if got := m.ask(askWhole); got.status != 200 {
@@ -170,7 +170,7 @@ func TestBreaker(t *testing.T) {
 
 // TestMetricLabels: names that the policy does not list share one label.
 func TestMetricLabels(t *testing.T) {
-	serve := func(_ int, w http.ResponseWriter, _ *http.Request) { sendJSON(w, http.StatusOK, `{}`) }
+	serve := func(_ int, w http.ResponseWriter, _ *http.Request) { sendJSON(w, http.StatusOK, complete) }
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		for i := range 20 {
 			m.ask(fmt.Sprintf(`{"model":"client-made-%d","prompt":"p"}`, i))

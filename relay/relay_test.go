@@ -63,7 +63,7 @@ func TestStream(t *testing.T) {
 }
 
 func TestWhole(t *testing.T) {
-	const body = `{"id":"x","choices":[{"index":0,"text":"a"}],  "unknown":{"deep":[1]}}`
+	const body = `{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}],  "unknown":{"deep":[1]}}`
 	serve := func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Own", "kept")
 		sendJSON(w, http.StatusOK, body)
@@ -172,7 +172,7 @@ func TestRetry(t *testing.T) {
 			case ask == askStream:
 				send(w, token("a", "stop"), done)
 			default:
-				sendJSON(w, http.StatusOK, `{}`)
+				sendJSON(w, http.StatusOK, complete)
 			}
 		}
 		inMesh(t, small, serve, func(t *testing.T, m *mesh) {
@@ -322,7 +322,7 @@ func TestChoices(t *testing.T) {
 
 // TestBadRequests: what should never pass the edge is refused, not served.
 func TestBadRequests(t *testing.T) {
-	serve := func(_ int, w http.ResponseWriter, _ *http.Request) { sendJSON(w, 200, `{}`) }
+	serve := func(_ int, w http.ResponseWriter, _ *http.Request) { sendJSON(w, 200, complete) }
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		for name, tc := range map[string]struct {
 			status int

@@ -104,7 +104,7 @@ func TestPatience(t *testing.T) {
 			send(w, token("a", "stop"), done)
 			return
 		}
-		sendJSON(w, http.StatusOK, `{}`)
+		sendJSON(w, http.StatusOK, complete)
 	}
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		got := m.ask(askStream, names.ModelRoute, "long")
@@ -112,7 +112,7 @@ func TestPatience(t *testing.T) {
 		if got.body != want || got.status != 200 || got.header.Get("Content-Type") != "text/event-stream" {
 			t.Errorf("%d %q, want %q", got.status, got.body, want)
 		}
-		if got := m.ask(askWhole, names.ModelRoute, "long"); got.status != 200 || got.body != `{}` || got.took != 180*time.Second {
+		if got := m.ask(askWhole, names.ModelRoute, "long"); got.status != 200 || got.body != complete || got.took != 180*time.Second {
 			t.Errorf("%+v", got)
 		}
 		if n := len(m.attempts()); n != 2 {
@@ -132,7 +132,7 @@ func TestKeepAliveThenFailure(t *testing.T) {
 		case n == 3:
 			sendJSON(w, 400, "{\n\"error\":{\"message\":\"too long\",\"type\":\"t\",\"param\":\"prompt\",\"code\":\"c\"}}")
 		case n == 4:
-			sendJSON(w, 200, `{"choices":[]}`)
+			sendJSON(w, 200, complete)
 		default:
 			http.Error(w, "gone", http.StatusServiceUnavailable)
 		}
@@ -325,7 +325,7 @@ func TestRefresh(t *testing.T) {
 			http.Error(w, "gone", http.StatusServiceUnavailable)
 			return
 		}
-		sendJSON(w, http.StatusOK, `{}`)
+		sendJSON(w, http.StatusOK, complete)
 	}
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
 		if got := m.ask(askWhole, names.Destination, "10.0.0.3:80,10.0.0.99:80"); got.status != 200 {

@@ -30,7 +30,7 @@ func (j *job) whole(resp *http.Response, w worker) outcome {
 	a := &answer{resp.StatusCode, answerHeader(resp.Header, w.id), b.data}
 	ok := resp.StatusCode < 300
 	switch valid := isJSON(resp.Header) && json.Valid(b.data); {
-	case ok && isJSON(resp.Header) && !valid:
+	case ok && !(valid && finished(b.data)):
 		return j.beforeFirst()
 	case !ok && !valid:
 		e := openai.Errorf(resp.StatusCode, "The worker refused the request with status %d.", resp.StatusCode)
@@ -47,6 +47,21 @@ func (j *job) whole(resp *http.Response, w worker) outcome {
 	}
 	j.r.metrics.answered(operation(j.endpoint), j.model, -1, time.Since(j.start), 0)
 	return outcome{result: resultOK, delivered: true, blame: fine}
+}
+
+// finished reports whether a 200 is an answer to its end: it has choices, each with
+// its finish_reason. Anything else under a 200 is a broken worker's.
+func finished(data []byte) bool {
+	var c chunk
+	if json.Unmarshal(data, &c) != nil || len(c.Choices) == 0 {
+		return false
+	}
+	for _, ch := range c.Choices {
+		if ch.FinishReason == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // inStream is a worker's whole answer as the error that ends a stream which had

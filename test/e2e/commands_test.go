@@ -94,6 +94,12 @@ func parseRequest(ts *testscript.TestScript, args []string) request {
 			n, err := strconv.Atoi(v)
 			ts.Check(err)
 			r.body = bytes.NewReader(bytes.Repeat([]byte{0xff}, n))
+		case "-small": // N short headers
+			n, err := strconv.Atoi(v)
+			ts.Check(err)
+			for i := range n {
+				r.header.Set(fmt.Sprintf("x-small-%d", i), "v")
+			}
 		case "-headers": // N headers of 1 KiB
 			n, err := strconv.Atoi(v)
 			ts.Check(err)
