@@ -60,8 +60,10 @@ func (cp *ControlPlane) api() http.Handler {
 		view.PID = os.Getpid()
 		writeJSON(w, view)
 	})
-	mux.HandleFunc("POST /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, true) })
-	mux.HandleFunc("DELETE /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, false) })
+	mux.HandleFunc("POST /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) {
+		cp.drain(w, r, registry.Drain{On: true, KeepStreams: r.URL.Query().Get(fleet.ParamStreams) == fleet.StreamsKeep})
+	})
+	mux.HandleFunc("DELETE /v1/workers/{id}/drain", func(w http.ResponseWriter, r *http.Request) { cp.drain(w, r, registry.Drain{}) })
 	// For whoever watches the control plane.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(cp.metrics.registry, promhttp.HandlerOpts{}))
@@ -167,13 +169,17 @@ func (cp *ControlPlane) deregister(w http.ResponseWriter, r *http.Request) {
 
 // drain takes POST and DELETE /v1/workers/{id}/drain. It answers when the drain is
 // on disk; Envoys and gateways hear of it in the same moment.
-func (cp *ControlPlane) drain(w http.ResponseWriter, r *http.Request, on bool) {
+func (cp *ControlPlane) drain(w http.ResponseWriter, r *http.Request, want registry.Drain) {
 	id := r.PathValue("id")
-	if err := cp.registry.Drain(id, on, time.Now()); err != nil {
+	if s := r.URL.Query().Get(fleet.ParamStreams); s != "" && s != fleet.StreamsKeep {
+		openai.Invalid(fleet.ParamStreams, "Unknown value %q: the only one is %q.", s, fleet.StreamsKeep).Write(w)
+		return
+	}
+	if err := cp.registry.Drain(id, want, time.Now()); err != nil {
 		writeError(w, err)
 		return
 	}
-	cp.log.Info("drain", "worker", id, "on", on)
+	cp.log.Info("drain", "worker", id, "on", want.On, "keep_streams", want.KeepStreams)
 	cp.sync()
 	w.WriteHeader(http.StatusNoContent)
 }
@@ -223,7 +229,7 @@ func (s *state) views() []fleet.WorkerView {
 			ID: w.id, Address: m.Address, PID: m.PID, Pool: m.Pool, Zone: m.Zone, Model: m.Model, Aliases: m.Aliases,
 			Engine: m.Engine, Status: w.shown.Status.String(), Weight: w.shown.Weight,
 			Running: w.load.GetRunning(), Waiting: w.load.GetWaiting(), KVUsage: w.load.GetKvUsage(),
-			Reason: w.shown.Reason,
+			Reason: w.shown.Reason, Incarnation: m.Incarnation, Fingerprint: m.Fingerprint, Drained: m.Drained,
 		})
 	}
 	slices.SortFunc(out, func(a, b fleet.WorkerView) int { return cmp.Compare(a.ID, b.ID) })

@@ -106,6 +106,7 @@ func TestViews(t *testing.T) {
 	want := fleet.WorkerView{
 		ID: "w0", Address: w.reg.Address, PID: 77, Pool: "main", Zone: "a", Model: "sim", Engine: "sim",
 		Status: "HEALTHY", Weight: 200, Running: 3, Waiting: 1, KVUsage: 0.25,
+		Incarnation: w.reg.Incarnation,
 	}
 	p.wants("w0", "as reported", func(v fleet.WorkerView) bool {
 		alias := len(v.Aliases) == 1 && v.Aliases[0] == "alias"
@@ -146,7 +147,7 @@ func TestDrainIsStoredOrRefused(t *testing.T) {
 	}
 	p.crash()
 	p.start()
-	p.wants("w0", "draining", func(v fleet.WorkerView) bool { return v.Status == "DRAINING" })
+	p.wants("w0", "draining", func(v fleet.WorkerView) bool { return v.Status == "DRAINING" && v.Drained })
 	if err := p.client.Drain(t.Context(), "w0", false); err != nil {
 		t.Fatal(err)
 	}

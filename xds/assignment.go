@@ -66,7 +66,9 @@ func (cp *ControlPlane) syncServerLocked(s registry.Server) {
 	// It has no incarnations: what is behind the address is always the same to us.
 	m := registry.Member{Registration: fleet.Registration{
 		ID: s.ID, Pool: s.Pool, Zone: s.Zone, Engine: policy.EngineOpenAI, Incarnation: 1,
-	}, Drained: cp.registry.Drained(s.ID)}
+	}}
+	drain := cp.registry.Drained(s.ID)
+	m.Drained, m.KeepStreams = drain.On, drain.KeepStreams
 	if p := cp.policy.Pool(s.Pool); p != nil {
 		m.Model = p.Model
 	}

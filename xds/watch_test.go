@@ -73,6 +73,10 @@ func TestGatewayFollowsTheFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("the drain of w1", "w1", func(w *fleetpb.Worker) bool { return w.GetStatus() == 3 && w.GetReason() == "draining" })
+	if err := p.client.DrainKeeping(t.Context(), "w1"); err != nil {
+		t.Fatal(err)
+	}
+	until("that w1 keeps its streams", "w1", func(w *fleetpb.Worker) bool { return w.GetKeepStreams() })
 
 	p.crash()
 	if g.worker("w0") == nil || g.worker("w1") == nil {
@@ -81,7 +85,7 @@ func TestGatewayFollowsTheFleet(t *testing.T) {
 	p.start()
 	w0.load(1)
 	until("the load after the restart", "w0", func(w *fleetpb.Worker) bool { return w.GetWeight() == 100 })
-	if w := g.worker("w1"); w.GetStatus() != 3 {
+	if w := g.worker("w1"); w.GetStatus() != 3 || !w.GetKeepStreams() {
 		t.Errorf("w1 is %v after the restart, want its drain kept", w)
 	}
 

@@ -77,6 +77,14 @@ func (c *Client) Drain(ctx context.Context, id string, on bool) error {
 	return nil
 }
 
+// DrainKeeping is Drain whose running streams end at the worker instead of moving.
+func (c *Client) DrainKeeping(ctx context.Context, id string) error {
+	if err := c.call(ctx, http.MethodPost, "/v1/workers/"+url.PathEscape(id)+"/drain?"+ParamStreams+"="+StreamsKeep, nil); err != nil {
+		return fmt.Errorf("drain %s: %w", id, err)
+	}
+	return nil
+}
+
 // call makes one request and decodes a successful answer into out unless nil.
 func (c *Client) call(ctx context.Context, method, path string, out any) error {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)

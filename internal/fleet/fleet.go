@@ -129,7 +129,22 @@ type WorkerView struct {
 	Waiting uint32   `json:"waiting"`
 	KVUsage float64  `json:"kv_usage"`
 	Reason  string   `json:"reason,omitempty"`
+	// Drained says that an operator drained it; one that stops drains by itself.
+	Drained bool `json:"drained,omitempty"`
+	// Incarnation grows with each start of the worker.
+	Incarnation uint64 `json:"incarnation,omitempty"`
+	// Fingerprint is that of weights and KV layout, "" when unknown. Streams move
+	// between equal ones only.
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
+
+// ParamStreams is the query parameter of POST /v1/workers/{id}/drain that says what
+// becomes of the worker's running streams: absent, they move; StreamsKeep, they end
+// where they are.
+const (
+	ParamStreams = "streams"
+	StreamsKeep  = "keep"
+)
 
 // WorkerList is the body of GET /v1/workers.
 type WorkerList struct {

@@ -74,7 +74,7 @@ func (m *promises) register(t *testing.T, e *Embedded, id string, incarnation ui
 
 func (m *promises) drain(t *testing.T, e *Embedded, id string, on bool, now time.Time) {
 	t.Helper()
-	err := e.Drain(id, on, now)
+	err := e.Drain(id, Drain{On: on}, now)
 	if known := m.highest[id] != 0 || m.drained[id]; known != (err == nil) {
 		t.Fatalf("drain %s: %v, known %v", id, err, known)
 	}
@@ -96,8 +96,8 @@ func (m *promises) check(t *testing.T, step int, e *Embedded) {
 		t.Fatalf("step %d: registered %v, want %v", step, got, m.highest)
 	}
 	for id, on := range m.drained {
-		if e.Drained(id) != on {
-			t.Fatalf("step %d: drain of %s is %v, want %v", step, id, e.Drained(id), on)
+		if e.Drained(id).On != on {
+			t.Fatalf("step %d: drain of %s is %v, want %v", step, id, e.Drained(id).On, on)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestConcurrentUse(t *testing.T) {
 					t.Error(err)
 				}
 				if n%7 == 0 {
-					if err := e.Drain(id, n%2 == 0, now); err != nil {
+					if err := e.Drain(id, Drain{On: n%2 == 0}, now); err != nil {
 						t.Error(err)
 					}
 				}

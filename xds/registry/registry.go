@@ -43,6 +43,8 @@ const (
 type Member struct {
 	fleet.Registration
 	Drained bool // drained by an operator
+	// KeepStreams goes with Drained: running streams end where they are.
+	KeepStreams bool
 	// ReadySince is when this incarnation was first registered as ready, zero
 	// while it was not.
 	ReadySince time.Time
@@ -61,6 +63,7 @@ type Embedded struct {
 	static  map[string]bool      // ids of the policy's servers
 	members map[string]*Member   // by id
 	drains  map[string]time.Time // id → when it was drained
+	keep    map[string]bool      // ids among drains whose running streams stay
 	saved   time.Time            // when the file was last written
 	dirty   bool                 // the file lacks something
 }
@@ -78,6 +81,7 @@ type Config struct {
 type file struct {
 	Workers []stored             `json:"workers"`
 	Drains  map[string]time.Time `json:"drains,omitempty"`
+	Keep    map[string]bool      `json:"keep_streams,omitempty"`
 }
 
 // stored is one worker in the file. When it was last heard is not: after a restart
@@ -93,7 +97,7 @@ type stored struct {
 func Open(c Config, now time.Time) (*Embedded, error) {
 	e := &Embedded{
 		path: filepath.Join(c.Dir, "registry.json"), log: c.Log,
-		members: map[string]*Member{}, drains: map[string]time.Time{},
+		members: map[string]*Member{}, drains: map[string]time.Time{}, keep: map[string]bool{},
 	}
 	e.SetStatic(c.Static)
 	raw, err := os.ReadFile(e.path)
@@ -113,6 +117,9 @@ func Open(c Config, now time.Time) (*Embedded, error) {
 	}
 	if f.Drains != nil {
 		e.drains = f.Drains
+	}
+	if f.Keep != nil {
+		e.keep = f.Keep
 	}
 	for _, s := range f.Workers {
 		// The file may be older than the policy or the rules.
@@ -234,42 +241,50 @@ func (e *Embedded) Deregister(id string, incarnation uint64, now time.Time) erro
 	return nil
 }
 
+// Drain is what an operator wants of one worker.
+type Drain struct {
+	On bool
+	// KeepStreams lets the running streams end where they are, instead of moving.
+	KeepStreams bool
+}
+
 // Drain sets or lifts an operator's drain. It is stored before Drain returns, and
 // holds until it is lifted, over restarts of the worker too.
-func (e *Embedded) Drain(id string, on bool, now time.Time) error {
+func (e *Embedded) Drain(id string, want Drain, now time.Time) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	// A worker that is away but drained can be undrained.
-	at, drained := e.drains[id]
+	_, drained := e.drains[id]
 	if e.members[id] == nil && !drained && !e.static[id] {
 		return fmt.Errorf("worker %q: %w", id, ErrUnknown)
 	}
-	if drained == on {
+	if drained == want.On && e.keep[id] == (want.On && want.KeepStreams) {
 		return nil
 	}
-	if on {
-		e.drains[id] = now
-	} else {
+	drains, keep := maps.Clone(e.drains), maps.Clone(e.keep)
+	delete(e.keep, id)
+	switch {
+	case !want.On:
 		delete(e.drains, id)
+	case !drained:
+		e.drains[id] = now
+	}
+	if want.On && want.KeepStreams {
+		e.keep[id] = true
 	}
 	if err := e.saveLocked(now, WriteSynced); err != nil {
-		// What is not stored was not promised.
-		if on {
-			delete(e.drains, id)
-		} else {
-			e.drains[id] = at
-		}
+		e.drains, e.keep = drains, keep // what is not stored was not promised
 		return err
 	}
 	return nil
 }
 
-// Drained reports whether an operator drained the worker.
-func (e *Embedded) Drained(id string) bool {
+// Drained reports what an operator wants of the worker.
+func (e *Embedded) Drained(id string) Drain {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_, ok := e.drains[id]
-	return ok
+	return Drain{On: ok, KeepStreams: e.keep[id]}
 }
 
 // Members returns a copy of all members, sorted by id.
@@ -280,6 +295,7 @@ func (e *Embedded) Members() []Member {
 	for id, m := range e.members {
 		c := *m // the caller's own, though aliases stay shared and are never changed
 		_, c.Drained = e.drains[id]
+		c.KeepStreams = e.keep[id]
 		out = append(out, c)
 	}
 	slices.SortFunc(out, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
@@ -296,6 +312,7 @@ func (e *Embedded) Member(id string) (Member, bool) {
 	}
 	c := *m
 	_, c.Drained = e.drains[id]
+	c.KeepStreams = e.keep[id]
 	return c, true
 }
 
@@ -323,8 +340,9 @@ func (e *Embedded) saveLocked(now time.Time, write func(string, []byte) error) e
 	maps.DeleteFunc(e.drains, func(id string, at time.Time) bool {
 		return e.members[id] == nil && !e.static[id] && now.Sub(at) > drainKept
 	})
+	maps.DeleteFunc(e.keep, func(id string, _ bool) bool { _, drained := e.drains[id]; return !drained })
 	// Sorted, so that equal registries give equal files.
-	f := file{Workers: []stored{}, Drains: e.drains}
+	f := file{Workers: []stored{}, Drains: e.drains, Keep: e.keep}
 	for _, id := range slices.Sorted(maps.Keys(e.members)) {
 		m := e.members[id]
 		f.Workers = append(f.Workers, stored{Registration: m.Registration, ReadySince: m.ReadySince})

@@ -50,10 +50,10 @@ func TestRestart(t *testing.T) {
 	if err := e.Flush(start); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Drain("w1", true, start); err != nil {
+	if err := e.Drain("w1", Drain{On: true}, start); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Drain("static", true, start); err != nil {
+	if err := e.Drain("static", Drain{On: true}, start); err != nil {
 		t.Fatal(err)
 	}
 
@@ -66,7 +66,7 @@ func TestRestart(t *testing.T) {
 	if d := cmp.Diff(want, again.Members()); d != "" {
 		t.Errorf("after restart (-want +got):\n%s", d)
 	}
-	if !again.Drained("static") {
+	if !again.Drained("static").On {
 		t.Error("the drain of a static server was forgotten")
 	}
 	if gone := again.Expire(later.Add(14*time.Second), 15*time.Second, nobody); gone != nil {
@@ -146,11 +146,11 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := open(t, dir, start)
-	if err := e.Drain("w0", true, start); !errors.Is(err, ErrUnknown) {
+	if err := e.Drain("w0", Drain{On: true}, start); !errors.Is(err, ErrUnknown) {
 		t.Errorf("drain of nobody: %v", err)
 	}
 	register(t, e, registration("w0", "127.0.0.1:1", 10), start)
-	if err := errors.Join(e.Drain("w0", true, start), e.Drain("w0", true, start)); err != nil {
+	if err := errors.Join(e.Drain("w0", Drain{On: true}, start), e.Drain("w0", Drain{On: true}, start)); err != nil {
 		t.Error(err)
 	}
 	if err := e.Deregister("w0", 10, start); err != nil {
@@ -160,10 +160,17 @@ func TestDrain(t *testing.T) {
 	if !e.Members()[0].Drained {
 		t.Error("a restart of the worker lifted its drain")
 	}
+	keeping := Drain{On: true, KeepStreams: true}
+	if err := e.Drain("w0", keeping, start); err != nil || open(t, dir, start).Drained("w0") != keeping {
+		t.Errorf("that streams stay was not stored: %v, %v", err, open(t, dir, start).Drained("w0"))
+	}
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Drain("w0", false, start); err == nil || !e.Members()[0].Drained {
+	if err := e.Drain("w0", Drain{On: true}, start); err == nil || e.Drained("w0") != keeping {
+		t.Errorf("streams move although that could not be stored (%v)", err)
+	}
+	if err := e.Drain("w0", Drain{On: false}, start); err == nil || !e.Members()[0].Drained {
 		t.Errorf("a drain that could not be stored was lifted (%v)", err)
 	}
 	if register(t, e, registration("w1", "127.0.0.1:2", 1), start.Add(time.Minute)); len(e.Members()) != 2 {
@@ -175,12 +182,12 @@ func TestDrain(t *testing.T) {
 func TestForgottenDrains(t *testing.T) {
 	e := open(t, t.TempDir(), start)
 	register(t, e, registration("w0", "127.0.0.1:1", 10), start)
-	if err := errors.Join(e.Drain("w0", true, start), e.Drain("static", true, start), e.Deregister("w0", 0, start)); err != nil {
+	if err := errors.Join(e.Drain("w0", Drain{On: true}, start), e.Drain("static", Drain{On: true}, start), e.Deregister("w0", 0, start)); err != nil {
 		t.Fatal(err)
 	}
 	register(t, e, registration("w1", "127.0.0.1:2", 10), start.Add(25*time.Hour))
-	if e.Drained("w0") || !e.Drained("static") {
-		t.Errorf("w0 drained %v, static drained %v; want only static's kept", e.Drained("w0"), e.Drained("static"))
+	if e.Drained("w0").On || !e.Drained("static").On {
+		t.Errorf("w0 drained %v, static drained %v; want only static's kept", e.Drained("w0").On, e.Drained("static").On)
 	}
 }
 

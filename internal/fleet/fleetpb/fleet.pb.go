@@ -52,7 +52,9 @@ type Worker struct {
 	// Load as last reported.
 	Load *Load `protobuf:"bytes,13,opt,name=load,proto3" json:"load,omitempty"`
 	// Fingerprint of weights and KV layout, empty when unknown.
-	Fingerprint   string `protobuf:"bytes,14,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Fingerprint string `protobuf:"bytes,14,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// The worker drains, and its running streams are to end where they are.
+	KeepStreams   bool `protobuf:"varint,15,opt,name=keep_streams,json=keepStreams,proto3" json:"keep_streams,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -185,6 +187,13 @@ func (x *Worker) GetFingerprint() string {
 	return ""
 }
 
+func (x *Worker) GetKeepStreams() bool {
+	if x != nil {
+		return x.KeepStreams
+	}
+	return false
+}
+
 // Load of a worker as last reported over ORCA.
 type Load struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -298,7 +307,7 @@ var File_internal_fleet_fleetpb_fleet_proto protoreflect.FileDescriptor
 
 const file_internal_fleet_fleetpb_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\"internal/fleet/fleetpb/fleet.proto\x12\x0fkvmesh.fleet.v1\"\xeb\x02\n" +
+	"\"internal/fleet/fleetpb/fleet.proto\x12\x0fkvmesh.fleet.v1\"\x8e\x03\n" +
 	"\x06Worker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -314,7 +323,8 @@ const file_internal_fleet_fleetpb_fleet_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x10\n" +
 	"\x03pid\x18\f \x01(\x03R\x03pid\x12)\n" +
 	"\x04load\x18\r \x01(\v2\x15.kvmesh.fleet.v1.LoadR\x04load\x12 \n" +
-	"\vfingerprint\x18\x0e \x01(\tR\vfingerprint\"\xa0\x02\n" +
+	"\vfingerprint\x18\x0e \x01(\tR\vfingerprint\x12!\n" +
+	"\fkeep_streams\x18\x0f \x01(\bR\vkeepStreams\"\xa0\x02\n" +
 	"\x04Load\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x1f\n" +
