@@ -75,7 +75,7 @@ func poolCluster(c Config, p *policy.WorkerPool) *clusterv3.Cluster {
 		LoadBalancingPolicy: destinationFirst(),
 	}
 	if p.Engine == policy.EngineOpenAI {
-		cl.TypedExtensionProtocolOptions = packedOptions(foreignHTTP())
+		cl.TypedExtensionProtocolOptions = packedOptions(foreignHTTP(len(p.Static) > 0))
 	} else {
 		cl.TypedExtensionProtocolOptions = packedOptions(ownHTTP())
 	}
@@ -110,7 +110,7 @@ func ownHTTP() *httpv3.HttpProtocolOptions {
 // foreignHTTP speaks HTTP/1.1, which every OpenAI-compatible server does. Python
 // servers close idle connections after 5 s; leaving them first avoids the race
 // between their close and our next request.
-func foreignHTTP() *httpv3.HttpProtocolOptions {
+func foreignHTTP(static bool) *httpv3.HttpProtocolOptions {
 	o := &httpv3.HttpProtocolOptions{
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: seconds(4 * time.Second)},
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -123,17 +123,22 @@ func foreignHTTP() *httpv3.HttpProtocolOptions {
 	}
 	o.OutlierDetection = faultsOnly()
 	o.HttpFilters = []*hcmv3.HttpFilter{
-		httpFilter("envoy.filters.http.header_mutation", withoutMesh()),
+		httpFilter("envoy.filters.http.header_mutation", withoutMesh(static)),
 		httpFilter("envoy.filters.http.upstream_codec", &upstreamcodecv3.UpstreamCodec{}),
 	}
 	return o
 }
 
 // withoutMesh removes the mesh's headers once the host is chosen, which some of
-// them decide: they are nobody else's business.
-func withoutMesh() *headermutationv3.HeaderMutation {
+// them decide: they are nobody else's business. The relay sends its secret to workers
+// of ours only, but where static servers are Envoy may fall back to one of them.
+func withoutMesh(static bool) *headermutationv3.HeaderMutation {
 	m := &headermutationv3.Mutations{}
-	for _, h := range names.Foreign() {
+	foreign := names.Foreign()
+	if static {
+		foreign = append(foreign, names.Relay)
+	}
+	for _, h := range foreign {
 		m.RequestMutations = append(m.RequestMutations, &mutationrulesv3.HeaderMutation{
 			Action: &mutationrulesv3.HeaderMutation_Remove{Remove: h},
 		})

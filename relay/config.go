@@ -33,6 +33,9 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Log takes what an operator should know. Required.
 	Log *slog.Logger
+	// Secret proves to workers that a request is the relay's; "" leaves answers with
+	// the worker that began them.
+	Secret string
 
 	// KeepAlive is the silence after which a stream gets a comment; 15 s.
 	KeepAlive time.Duration

@@ -148,6 +148,7 @@ func (c *Config) registration(started time.Time) fleet.Registration {
 	return fleet.Registration{
 		ID: c.ID, Address: c.Advertise, Pool: c.Pool, Zone: c.Zone, Model: c.Model, Aliases: c.Aliases,
 		Engine: c.EngineName, Incarnation: uint64(started.UnixNano()), PID: int64(os.Getpid()), Host: host,
+		RelayMark: fleet.RelayMark(c.RelaySecret),
 	}
 }
 

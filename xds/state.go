@@ -353,7 +353,7 @@ func (w *worker) resource() *fleetpb.Worker {
 	return &fleetpb.Worker{
 		Id: w.id, Address: m.Address, Pool: m.Pool, Zone: m.Zone, Model: m.Model, Aliases: m.Aliases,
 		Engine: m.Engine, Incarnation: m.Incarnation, Status: int32(w.shown.Status), Weight: w.shown.Weight,
-		Reason: w.shown.Reason, Pid: m.PID, Load: w.load, Fingerprint: m.Fingerprint,
+		Reason: w.shown.Reason, Pid: m.PID, Load: w.load, Fingerprint: m.Fingerprint, RelayMark: m.RelayMark,
 		KeepStreams: m.KeepStreams,
 	}
 }

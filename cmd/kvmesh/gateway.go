@@ -29,6 +29,7 @@ type gatewayOptions struct {
 	runDir, xds   string
 	metrics, zone string
 	node          string
+	secretFile    string
 	drain         time.Duration
 }
 
@@ -52,6 +53,7 @@ xDS. Without it Envoy serves alone.`,
 	f.StringVar(&o.zone, "zone", "", "zone of this gateway (default the Mesh document's)")
 	f.StringVar(&o.node, "node", "gateway", "name of this gateway towards the control plane")
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "time that running answers have on SIGTERM; then they end with an error")
+	f.StringVar(&o.secretFile, "relay-secret-file", "", "file with the secret that proves to workers that a request is the relay's (default KVMESH_RELAY_SECRET; without one answers are not continued)")
 	_ = c.MarkFlagRequired("run-dir")
 	return c
 }
@@ -63,6 +65,10 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	}
 	if o.runDir, err = filepath.Abs(o.runDir); err != nil {
 		return fmt.Errorf("run folder: %w", err)
+	}
+	secret, err := relaySecret(o.secretFile, e.getenv)
+	if err != nil {
+		return err
 	}
 	s := socketsIn(o.runDir)
 	if o.xds == "" {
@@ -86,7 +92,7 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		return err
 	}
 	rel, err := relay.New(relay.Config{
-		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.drain,
+		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.drain, Secret: secret,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},

@@ -29,6 +29,11 @@ type localMesh struct {
 	addr     struct{ openai, admin, api, metrics string }
 	workers  []localWorker
 	policies []string // files in runDir for the children
+	secret   string   // file in runDir, by which workers know the relay
+	kv       struct { // of the local workers, together
+		dir   string // "" keeps none
+		limit int64  // bytes
+	}
 
 	lock     *supervise.Lock // of stateDir
 	reaper   *supervise.Reaper
@@ -75,6 +80,12 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	}
 	if m.reaper, err = supervise.StartReaper(m.self, []string{"reap"}, m.runDir); err != nil {
 		_ = os.RemoveAll(m.runDir) // nothing is in it yet
+		return err
+	}
+	if err := m.writeSecret(); err != nil {
+		return err
+	}
+	if err := m.makeKV(); err != nil {
 		return err
 	}
 	m.group = supervise.NewGroup(m.e.log, m.reaper)
@@ -219,7 +230,8 @@ func (m *localMesh) controlPlaneSpec() supervise.Spec {
 }
 
 func (m *localMesh) gatewaySpec() supervise.Spec {
-	s := m.selfSpec("gateway", m.withPolicies("gateway", "--run-dir", m.runDir, "--metrics", m.addr.metrics, "--drain", gatewayDrain.String())...)
+	s := m.selfSpec("gateway", m.withPolicies("gateway", "--run-dir", m.runDir, "--metrics", m.addr.metrics,
+		"--drain", gatewayDrain.String(), "--relay-secret-file", m.secret)...)
 	s.Grace = graceGateway
 	return s
 }
@@ -232,6 +244,10 @@ func (m *localMesh) workerSpec(w localWorker) supervise.Spec {
 		"--max-body", strconv.FormatInt(int64(m.set.Mesh.MaxBody), 10),
 		"--context-length", strconv.Itoa(set.ContextLength), "--max-num-seqs", strconv.Itoa(set.MaxNumSeqs),
 		"--max-queue", strconv.Itoa(set.MaxQueue), "--drain", p.Drain.D().String(),
+		"--relay-secret-file", m.secret,
+	}
+	if m.kv.dir != "" {
+		args = append(args, "--kv-dir", m.kv.dir, "--kv-limit", strconv.FormatInt(m.kv.limit, 10))
 	}
 	for _, a := range m.set.Aliases(p.Name) {
 		args = append(args, "--alias", a)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -156,5 +157,35 @@ func TestPurgeSparesARunningMesh(t *testing.T) {
 	}
 	if code, out, _ := command(t, t.Context(), "purge", "--force"); code != 0 || !strings.Contains(out, "removing "+filepath.Join(dir, stateFolder)) {
 		t.Errorf("--force: exit %d, %s", code, out)
+	}
+}
+
+// The KV of local workers is private, below the folder that the policy names, and goes
+// with the run.
+func TestKVFolder(t *testing.T) {
+	parent := t.TempDir()
+	for _, tt := range []struct{ dir, want string }{{parent, parent}, {policy.KVOff, ""}, {"", shmDir}} {
+		m := &localMesh{e: &env{log: slog.New(slog.DiscardHandler)}, set: &policy.Set{}, runDir: t.TempDir(), workers: make([]localWorker, 1)}
+		m.set.Mesh.KV = policy.KV{Dir: tt.dir, Limit: 1 << 20}
+		if _, err := freeBytes(shmDir); tt.dir == "" && err != nil {
+			tt.want = m.runDir
+		}
+		if err := m.makeKV(); err != nil {
+			t.Fatal(err)
+		}
+		if tt.want == "" {
+			if m.kv.dir != "" {
+				t.Errorf("KV in %s although the policy wants none", m.kv.dir)
+			}
+			continue
+		}
+		t.Cleanup(func() { os.RemoveAll(m.kv.dir) })
+		info, err := os.Stat(m.kv.dir)
+		if err != nil || info.Mode().Perm() != 0o700 || m.kv.limit != 1<<20 {
+			t.Errorf("%s: %v %v, limit %d", m.kv.dir, info.Mode(), err, m.kv.limit)
+		}
+		if got := filepath.Dir(m.kv.dir); got != tt.want && got != m.runDir {
+			t.Errorf("KV below %s, want %s", got, tt.want)
+		}
 	}
 }

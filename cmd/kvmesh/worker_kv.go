@@ -43,15 +43,8 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	default:
 		return nil, usagef("--catch-up %q: want exact or fast", o.catchUp)
 	}
-	cfg.RelaySecret = getenv("KVMESH_RELAY_SECRET")
-	if o.secretFile != "" {
-		raw, err := os.ReadFile(o.secretFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the relay's secret: %w", err)
-		}
-		if cfg.RelaySecret = strings.TrimSpace(string(raw)); cfg.RelaySecret == "" {
-			return nil, usagef("--relay-secret-file %s is empty", o.secretFile)
-		}
+	if cfg.RelaySecret, err = relaySecret(o.secretFile, getenv); err != nil {
+		return nil, err
 	}
 	if o.dir == "" {
 		return func() {}, nil
@@ -73,4 +66,21 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 		keeper.Close()
 		store.Close()
 	}, nil
+}
+
+// relaySecret reads the secret that relay and workers share from a file, or without
+// one from KVMESH_RELAY_SECRET.
+func relaySecret(file string, getenv func(string) string) (string, error) {
+	if file == "" {
+		return getenv("KVMESH_RELAY_SECRET"), nil
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("read the relay's secret: %w", err)
+	}
+	secret := strings.TrimSpace(string(raw))
+	if secret == "" {
+		return "", usagef("--relay-secret-file %s is empty", file)
+	}
+	return secret, nil
 }

@@ -4,6 +4,8 @@
 package fleet
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"time"
@@ -57,6 +59,9 @@ type Registration struct {
 	PID         int64    `json:"pid,omitempty"`
 	Host        string   `json:"host,omitempty"` // host name of the worker
 	Fingerprint string   `json:"fingerprint,omitempty"`
+	// RelayMark is the RelayMark of the secret by which the worker knows the relay; ""
+	// when it has none, and so takes no part in streams.
+	RelayMark string `json:"relay_mark,omitempty"`
 	// State is "" or StateReady, StateLoading, StateDraining, StateFailed.
 	State string `json:"state,omitempty"`
 	// Reason says why, for people; it goes with StateFailed.
@@ -64,6 +69,16 @@ type Registration struct {
 	// Via is where the control plane learned of the worker if not from itself: ""
 	// or ViaRedis. What a worker sends here is ignored.
 	Via string `json:"via,omitempty"`
+}
+
+// RelayMark tells secrets of the relay apart without telling them: a gateway speaks
+// of streams only to workers that have the mark of its own. It is "" for no secret.
+func RelayMark(secret string) string {
+	if secret == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte("kvmesh relay\x00" + secret))
+	return hex.EncodeToString(sum[:4])
 }
 
 // ViaRedis marks a Registration that was read from Redis.

@@ -57,6 +57,7 @@ type RedisHealth struct {
 	Engine      string   `json:"engine,omitempty"`
 	Aliases     []string `json:"aliases,omitempty"`
 	Fingerprint string   `json:"fingerprint,omitempty"`
+	RelayMark   string   `json:"relay_mark,omitempty"`
 	Reason      string   `json:"reason,omitempty"`
 	KVUsage     float64  `json:"kv_cache_usage,omitempty"` // 0..1
 	PID         int64    `json:"pid,omitempty"`
@@ -68,7 +69,7 @@ func RedisHealthOf(r Registration, now time.Time) RedisHealth {
 	h := RedisHealth{
 		WorkerID: r.ID, Model: r.Model, Zone: r.Zone, Timestamp: float64(now.UnixMilli()) / 1000,
 		Incarnation: r.Incarnation, Pool: r.Pool, Engine: r.Engine, Aliases: r.Aliases,
-		Fingerprint: r.Fingerprint, Reason: r.Reason, PID: r.PID, Hostname: r.Host,
+		Fingerprint: r.Fingerprint, RelayMark: r.RelayMark, Reason: r.Reason, PID: r.PID, Hostname: r.Host,
 	}
 	if a, err := netip.ParseAddrPort(r.Address); err == nil {
 		h.Host, h.Port = a.Addr().String(), int(a.Port())
@@ -102,7 +103,7 @@ func ParseRedisHealth(id string, raw []byte) (RedisHealth, error) {
 		GPUMemoryUsedMB: num("gpu_memory_used_mb"), GPUMemoryTotalMB: num("gpu_memory_total_mb"),
 		Running: count("num_running_requests"), Waiting: count("num_waiting_requests"), AvgLatencyMS: num("avg_inference_latency_ms"),
 		Host: looseText(fields["host"]), Port: count("port"), Pool: looseText(fields["pool"]), Engine: looseText(fields["engine"]),
-		Fingerprint: looseText(fields["fingerprint"]), Reason: looseText(fields["reason"]),
+		Fingerprint: looseText(fields["fingerprint"]), RelayMark: looseText(fields["relay_mark"]), Reason: looseText(fields["reason"]),
 		KVUsage: min(max(num("kv_cache_usage"), 0), 1), PID: int64(num("pid")), Hostname: looseText(fields["hostname"]),
 	}
 	h.Incarnation, _ = strconv.ParseUint(strings.Trim(string(fields["incarnation"]), `"`), 10, 64)

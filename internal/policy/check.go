@@ -110,6 +110,7 @@ func (p *parser) mesh(m *Mesh) {
 	m.Envoy.Concurrency = cmp.Or(m.Envoy.Concurrency, 2)
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
+	m.KV.Limit = cmp.Or(m.KV.Limit, 4<<30)
 	m.ExtProc.MessageTimeout = cmp.Or(m.ExtProc.MessageTimeout, Duration(time.Second))
 	for _, f := range []struct {
 		name string

@@ -78,7 +78,20 @@ type Mesh struct {
 	ExtProc     ExtProc  `yaml:"extProc"`
 	Envoy       Envoy    `yaml:"envoy"`
 	Registry    Registry `yaml:"registry"`
+	KV          KV       `yaml:"kv"`
 }
+
+// KV says where the local workers of `kvmesh up` keep the KV of their streams, so that
+// each can go on with those of another.
+type KV struct {
+	// Dir is the folder below which a private one is made for each run; default
+	// /dev/shm, or the folder for temporary files where that is small. KVOff keeps none.
+	Dir   string `yaml:"dir"`
+	Limit Bytes  `yaml:"limit"` // most bytes of all workers together, default 4Gi; in /dev/shm at most half of what is free
+}
+
+// KVOff is the KV.Dir of workers that keep no KV.
+const KVOff = "off"
 
 // Registry says where workers are found beside those that register at the control
 // plane.

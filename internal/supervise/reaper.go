@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,7 +16,7 @@ import (
 
 // Reaper is a small process that outlives its parent: it holds the read end of a
 // pipe, and when the parent dies it kills the children it was told of and
-// removes a folder. A nil *Reaper does nothing.
+// removes folders. A nil *Reaper does nothing.
 type Reaper struct {
 	mu  sync.Mutex
 	in  io.WriteCloser // guarded by mu
@@ -35,9 +36,13 @@ func StartReaper(path string, args []string, dir string) (*Reaper, error) {
 		return nil, fmt.Errorf("start the reaper: %w", err)
 	}
 	r := &Reaper{in: in, cmd: cmd}
-	r.send("dir " + dir)
+	r.RemoveDir(dir)
 	return r, nil
 }
+
+// RemoveDir tells the reaper of one more folder to remove with all its content when
+// the parent is gone.
+func (r *Reaper) RemoveDir(dir string) { r.send("dir " + dir) }
 
 // Add tells the reaper of a child.
 func (r *Reaper) Add(pid int) { r.send("+" + strconv.Itoa(pid)) }
@@ -55,7 +60,7 @@ func (r *Reaper) send(line string) {
 	_, _ = io.WriteString(r.in, line+"\n")
 }
 
-// Close ends the reaper after it removed the folder.
+// Close ends the reaper after it removed the folders.
 func (r *Reaper) Close() error {
 	if r == nil {
 		return nil
@@ -69,15 +74,15 @@ func (r *Reaper) Close() error {
 }
 
 // Reap is the reaper's own main loop: it reads in until the parent's end closes
-// it, then kills what is left and removes the folder.
+// it, then kills what is left and removes the folders.
 func Reap(in io.Reader) error {
 	pids := map[int]bool{}
-	dir := ""
+	var dirs []string
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		line := lines.Text()
 		if d, ok := strings.CutPrefix(line, "dir "); ok {
-			dir = d
+			dirs = append(dirs, d)
 			continue
 		}
 		n, err := strconv.Atoi(strings.TrimLeft(line, "+-"))
@@ -93,10 +98,11 @@ func Reap(in io.Reader) error {
 	for pid := range pids {
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
 	}
-	if dir == "" {
-		return lines.Err()
+	err := lines.Err()
+	for _, dir := range dirs {
+		err = errors.Join(err, removeSoon(dir))
 	}
-	return removeSoon(dir)
+	return err
 }
 
 // reapPatience is how long the killed may take to stop writing into the folder.

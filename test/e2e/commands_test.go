@@ -28,6 +28,7 @@ type commands struct {
 	m      *testmesh.Mesh
 	parts  map[string]int
 	runDir string
+	kvDir  string
 }
 
 func (c *commands) setup(e *testscript.Env) error {
@@ -48,7 +49,7 @@ func (c *commands) mesh(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("! mesh: use `! kvmesh up …`")
 	}
 	c.m = testmesh.Start(c.t, bin, ts.Getenv("WORK"), args...)
-	c.parts = c.m.Parts()
+	c.parts, c.kvDir = c.m.Parts(), c.m.KVDir()
 	ts.Setenv("OPENAI", c.m.OpenAI)
 	ts.Setenv("ADMIN", c.m.Admin)
 	ts.Setenv("API", c.m.API)
@@ -211,9 +212,13 @@ func (c *commands) gone(ts *testscript.TestScript, neg bool, _ []string) {
 				return false
 			}
 		}
-		_, err := os.Stat(c.runDir)
-		return os.IsNotExist(err)
+		_, run := os.Stat(c.runDir)
+		_, kv := os.Stat(c.kvDir)
+		return os.IsNotExist(run) && os.IsNotExist(kv)
 	})
+	if c.kvDir == "" {
+		ts.Fatalf("the workers kept no KV before")
+	}
 	if len(c.parts) < 6 {
 		ts.Fatalf("only %v were running before", c.parts)
 	}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -159,6 +160,17 @@ func (m *Mesh) Parts() map[string]int {
 		out[p.name] = p.pid
 	}
 	return out
+}
+
+// KVDir returns the folder in which the local workers keep the KV of their streams, ""
+// when they keep none.
+func (m *Mesh) KVDir() string {
+	for _, p := range m.processes() {
+		if i := slices.Index(p.args, "--kv-dir"); i >= 0 && i+1 < len(p.args) {
+			return p.args[i+1]
+		}
+	}
+	return ""
 }
 
 // processes lists the children of `kvmesh up`, named by their command lines.

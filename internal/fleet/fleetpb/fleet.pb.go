@@ -54,7 +54,10 @@ type Worker struct {
 	// Fingerprint of weights and KV layout, empty when unknown.
 	Fingerprint string `protobuf:"bytes,14,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	// The worker drains, and its running streams are to end where they are.
-	KeepStreams   bool `protobuf:"varint,15,opt,name=keep_streams,json=keepStreams,proto3" json:"keep_streams,omitempty"`
+	KeepStreams bool `protobuf:"varint,15,opt,name=keep_streams,json=keepStreams,proto3" json:"keep_streams,omitempty"`
+	// Mark of the secret by which the worker knows the relay; empty when it takes no
+	// part in streams.
+	RelayMark     string `protobuf:"bytes,16,opt,name=relay_mark,json=relayMark,proto3" json:"relay_mark,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -194,6 +197,13 @@ func (x *Worker) GetKeepStreams() bool {
 	return false
 }
 
+func (x *Worker) GetRelayMark() string {
+	if x != nil {
+		return x.RelayMark
+	}
+	return ""
+}
+
 // Load of a worker as last reported over ORCA.
 type Load struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -307,7 +317,7 @@ var File_internal_fleet_fleetpb_fleet_proto protoreflect.FileDescriptor
 
 const file_internal_fleet_fleetpb_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\"internal/fleet/fleetpb/fleet.proto\x12\x0fkvmesh.fleet.v1\"\x8e\x03\n" +
+	"\"internal/fleet/fleetpb/fleet.proto\x12\x0fkvmesh.fleet.v1\"\xad\x03\n" +
 	"\x06Worker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
@@ -324,7 +334,9 @@ const file_internal_fleet_fleetpb_fleet_proto_rawDesc = "" +
 	"\x03pid\x18\f \x01(\x03R\x03pid\x12)\n" +
 	"\x04load\x18\r \x01(\v2\x15.kvmesh.fleet.v1.LoadR\x04load\x12 \n" +
 	"\vfingerprint\x18\x0e \x01(\tR\vfingerprint\x12!\n" +
-	"\fkeep_streams\x18\x0f \x01(\bR\vkeepStreams\"\xa0\x02\n" +
+	"\fkeep_streams\x18\x0f \x01(\bR\vkeepStreams\x12\x1d\n" +
+	"\n" +
+	"relay_mark\x18\x10 \x01(\tR\trelayMark\"\xa0\x02\n" +
 	"\x04Load\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x1f\n" +

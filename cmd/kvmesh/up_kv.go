@@ -1,0 +1,68 @@
+package main
+
+import (
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// shmDir is memory that processes of one host share, where there is such a folder.
+const shmDir = "/dev/shm"
+
+// leastKV is the room below which KV goes to the disk: a few long streams of the
+// small model.
+const leastKV = 64 << 20
+
+// makeKV makes the folder in which the local workers keep the KV of their streams,
+// where the policy wants one, and has the reaper remove it. Without Mesh.kv.dir it is
+// in shared memory, else beside the sockets.
+func (m *localMesh) makeKV() error {
+	kv := m.set.Mesh.KV
+	m.kv.limit = int64(kv.Limit)
+	if kv.Dir == policy.KVOff || len(m.workers) == 0 {
+		return nil
+	}
+	parent := kv.Dir
+	if parent == "" {
+		parent = shmDir
+		free, err := freeBytes(parent)
+		switch {
+		case err != nil || free < 2*leastKV:
+			m.e.log.Info("KV of streams is kept on disk: shared memory is missing or small", "dir", m.runDir, "free_bytes", free)
+			parent = m.runDir
+		case free/2 < m.kv.limit:
+			m.kv.limit = free / 2 // the rest is others'
+			m.e.log.Info("KV of streams is limited to half of the free shared memory", "bytes", m.kv.limit)
+		}
+	}
+	dir, err := os.MkdirTemp(parent, "kvmesh-kv-") // only this user can enter it
+	if err != nil {
+		return withHint(fmt.Errorf("folder for the KV of streams: %w", err), "set Mesh.spec.kv.dir to a folder that can be written, or to off")
+	}
+	m.kv.dir = filepath.Clean(dir)
+	m.reaper.RemoveDir(m.kv.dir)
+	return nil
+}
+
+// freeBytes is the room that a file system has for this user.
+func freeBytes(dir string) (int64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, err
+	}
+	return int64(s.Bavail) * int64(s.Bsize), nil
+}
+
+// writeSecret makes the secret by which this run's workers know its relay.
+func (m *localMesh) writeSecret() error {
+	m.secret = filepath.Join(m.runDir, "relay.secret")
+	if err := os.WriteFile(m.secret, []byte(rand.Text()+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write the relay's secret: %w", err)
+	}
+	return nil
+}
