@@ -30,6 +30,7 @@ type workerOptions struct {
 	threads         int
 	llamaLib        string
 	weights         string
+	chatTemplate    string
 	ttft            time.Duration
 	itl             time.Duration
 	upstream        upstreamOptions
@@ -87,6 +88,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
 	f.StringVar(&o.llamaLib, "llama-lib", "", "folder of llama.cpp's libraries (default KVMESH_LLAMA_LIB, else the fetched ones)")
 	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
+	f.StringVar(&o.chatTemplate, "chat-template", "", "llamacpp: file with the Jinja chat template (default the model's own)")
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
 	o.upstream.add(f)
@@ -181,9 +183,16 @@ func (o workerOptions) openLlama(ctx context.Context, hashes string, progress fu
 	if o.seqs == 0 {
 		o.seqs = 4
 	}
+	var template []byte
+	if o.chatTemplate != "" {
+		var err error
+		if template, err = os.ReadFile(o.chatTemplate); err != nil {
+			return nil, fmt.Errorf("chat template: %w", err)
+		}
+	}
 	return llamacpp.Open(ctx, llamacpp.Config{
 		LibDir: o.llamaLib, ModelPath: o.weights, Name: o.Model, CacheDir: hashes,
 		ContextLen: o.context, Cells: o.kvTokens, MaxSeqs: o.seqs, MaxQueue: o.queue, Threads: o.threads,
-		BatchTokens: o.batchTokens, Progress: progress, Log: o.Log,
+		BatchTokens: o.batchTokens, ChatTemplate: string(template), Progress: progress, Log: o.Log,
 	})
 }

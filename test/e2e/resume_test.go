@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,7 +9,6 @@ import (
 	"io/fs"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -266,22 +263,6 @@ func TestResumeExact(t *testing.T) {
 	}
 }
 
-// tokens are the ids of a prompt.
-func (p *process) tokens(text string) []int32 {
-	p.Helper()
-	raw, _ := json.Marshal(map[string]any{"model": "gemma", "prompt": text})
-	resp, err := http.Post(p.base+"/tokenize", "application/json", bytes.NewReader(raw))
-	if err != nil {
-		p.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var got struct{ Tokens []int32 }
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || len(got.Tokens) == 0 {
-		p.Fatalf("tokenize: %v, %d tokens", err, len(got.Tokens))
-	}
-	return got.Tokens
-}
-
 // fresh is what p says after a prompt of ids, its KV kept nowhere.
 func fresh(t testing.TB, p *process, ids []int32, n int) run {
 	t.Helper()
@@ -316,7 +297,7 @@ func TestResumeWithoutKV(t *testing.T) {
 	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648"}
 	one, two := startProcess(t, "one", kv...), startProcess(t, "two", kv...)
 	q := questions(t, two, 1)[0] // greedy: what a fresh run says does not depend on an offset
-	ids := two.tokens(q.body["prompt"].(string))
+	ids := two.prompt(q.body)
 	spoil := func(change func(path string) error) func() {
 		return func() {
 			for _, path := range blockFiles(t, dir) {
@@ -418,25 +399,9 @@ func TestLateWrites(t *testing.T) {
 	for _, id := range got.ids[:50] {
 		again.ids = append(again.ids, id)
 	}
-	again.text = prefixOf(t, two, got, 50)
+	again.text = two.text(again.ids)
 	moved := goOn(t, two, q.body, again, "moves", "s")
 	if why := differs(moved, q.want); why != "" || moved.mode != "exact" {
 		t.Errorf("moved again: %s; %s, computed %d", why, moved.mode, moved.computed)
 	}
-}
-
-// prefixOf is the text of the first n tokens of an answer.
-func prefixOf(t testing.TB, p *process, r run, n int) string {
-	t.Helper()
-	raw, _ := json.Marshal(map[string]any{"model": "gemma", "tokens": r.ids[:n]})
-	resp, err := http.Post(p.base+"/detokenize", "application/json", bytes.NewReader(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var got struct{ Prompt string }
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || !strings.HasPrefix(r.text, got.Prompt) {
-		t.Fatalf("detokenize: %v, %q", err, got.Prompt)
-	}
-	return got.Prompt
 }

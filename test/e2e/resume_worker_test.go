@@ -129,6 +129,47 @@ func (p *process) metric(prefix string) float64 {
 	return sum
 }
 
+// ask posts JSON and reads JSON.
+func (p *process) ask(path string, body, answer any) {
+	p.Helper()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		p.Fatal(err)
+	}
+	resp, err := http.Post(p.base+path, "application/json", bytes.NewReader(raw))
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(answer); err != nil || resp.StatusCode != http.StatusOK {
+		p.Fatalf("%s: %s, %v", path, resp.Status, err)
+	}
+}
+
+// prompt is the ids of a request's prompt, or of its messages.
+func (p *process) prompt(body map[string]any) []int32 {
+	p.Helper()
+	ask := map[string]any{"model": "gemma"}
+	for _, name := range []string{"prompt", "messages"} {
+		if v := body[name]; v != nil {
+			ask[name] = v
+		}
+	}
+	var got struct{ Tokens []int32 }
+	if p.ask("/tokenize", ask, &got); len(got.Tokens) == 0 {
+		p.Fatal("no tokens")
+	}
+	return got.Tokens
+}
+
+// text is the text of ids, U+FFFD in the place of a character's part.
+func (p *process) text(ids []int32) string {
+	p.Helper()
+	var got struct{ Prompt string }
+	p.ask("/detokenize", map[string]any{"model": "gemma", "tokens": ids}, &got)
+	return got.Prompt
+}
+
 // idle waits until the worker generates nothing.
 func (p *process) idle() {
 	p.Helper()
@@ -160,8 +201,8 @@ type reading struct {
 	sc   *bufio.Scanner
 }
 
-// post begins a streamed completion as the relay does; mesh is the body's field
-// kvmesh.
+// post begins a streamed completion, or chat where there are messages, as the relay
+// does; mesh is the body's field kvmesh.
 func (p *process) post(body, mesh map[string]any, stream string) *reading {
 	p.Helper()
 	all := map[string]any{"model": "gemma", "stream": true, "stream_options": map[string]any{"include_usage": true}}
@@ -173,7 +214,11 @@ func (p *process) post(body, mesh map[string]any, stream string) *reading {
 	if err != nil {
 		p.Fatal(err)
 	}
-	req, err := http.NewRequest(http.MethodPost, p.base+"/v1/completions", bytes.NewReader(raw))
+	path := "/v1/completions"
+	if all["messages"] != nil {
+		path = "/v1/chat/completions"
+	}
+	req, err := http.NewRequest(http.MethodPost, p.base+path, bytes.NewReader(raw))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -193,49 +238,58 @@ func (p *process) post(body, mesh map[string]any, stream string) *reading {
 	return r
 }
 
-// next reads one event; io.EOF after [DONE].
-func (r *reading) next() (chunk, error) {
+// data reads what one event carries; io.EOF after [DONE].
+func (r *reading) data() ([]byte, error) {
 	for r.sc.Scan() {
 		data, ok := strings.CutPrefix(r.sc.Text(), "data: ")
 		if !ok {
 			continue
 		}
 		if data == "[DONE]" {
-			return chunk{}, io.EOF
+			return nil, io.EOF
 		}
-		var ev struct {
-			Choices []struct {
-				Text         string
-				TokenIDs     []int32 `json:"token_ids"`
-				FinishReason *string `json:"finish_reason"`
-				Mesh         struct {
-					KV                 string
-					Restored, Computed int
-				} `json:"kvmesh"`
-			}
-			Usage *struct {
-				CompletionTokens int `json:"completion_tokens"`
-				PromptTokens     int `json:"prompt_tokens"`
-			}
-			Error json.RawMessage
-		}
-		if err := json.Unmarshal([]byte(data), &ev); err != nil {
-			return chunk{}, fmt.Errorf("event %s: %w", data, err)
-		}
-		if ev.Error != nil {
-			return chunk{}, fmt.Errorf("error event %s", data)
-		}
-		c := chunk{usage: ev.Usage}
-		if len(ev.Choices) > 0 {
-			ch := ev.Choices[0]
-			c.ids, c.text, c.mode, c.restored, c.computed = ch.TokenIDs, ch.Text, ch.Mesh.KV, ch.Mesh.Restored, ch.Mesh.Computed
-			if ch.FinishReason != nil {
-				c.finish = *ch.FinishReason
-			}
-		}
-		return c, nil
+		return []byte(data), nil
 	}
-	return chunk{}, errors.Join(r.sc.Err(), io.ErrUnexpectedEOF)
+	return nil, errors.Join(r.sc.Err(), io.ErrUnexpectedEOF)
+}
+
+// next reads one event of a stream of one choice; io.EOF after [DONE].
+func (r *reading) next() (chunk, error) {
+	data, err := r.data()
+	if err != nil {
+		return chunk{}, err
+	}
+	var ev struct {
+		Choices []struct {
+			Text         string
+			TokenIDs     []int32 `json:"token_ids"`
+			FinishReason *string `json:"finish_reason"`
+			Mesh         struct {
+				KV                 string
+				Restored, Computed int
+			} `json:"kvmesh"`
+		}
+		Usage *struct {
+			CompletionTokens int `json:"completion_tokens"`
+			PromptTokens     int `json:"prompt_tokens"`
+		}
+		Error json.RawMessage
+	}
+	if err := json.Unmarshal(data, &ev); err != nil {
+		return chunk{}, fmt.Errorf("event %s: %w", data, err)
+	}
+	if ev.Error != nil {
+		return chunk{}, fmt.Errorf("error event %s", data)
+	}
+	c := chunk{usage: ev.Usage}
+	if len(ev.Choices) > 0 {
+		ch := ev.Choices[0]
+		c.ids, c.text, c.mode, c.restored, c.computed = ch.TokenIDs, ch.Text, ch.Mesh.KV, ch.Mesh.Restored, ch.Mesh.Computed
+		if ch.FinishReason != nil {
+			c.finish = *ch.FinishReason
+		}
+	}
+	return c, nil
 }
 
 // close leaves the stream.

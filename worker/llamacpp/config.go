@@ -14,6 +14,9 @@ type Config struct {
 	LibDir    string // folder with libllama.so, libggml.so, libggml-base.so; required
 	ModelPath string // GGUF file; required
 	Name      string // worker's own name of the model; default: the file's name without .gguf
+	// ChatTemplate is the Jinja source of the chat template; default: the model's own,
+	// ChatML where it has none.
+	ChatTemplate string
 	// CacheDir keeps the model's SHA-256 between starts. Empty: the fingerprint
 	// uses the size and samples of the file instead, which reads 16 MiB.
 	CacheDir string

@@ -3,6 +3,7 @@
 package llamacpp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -74,7 +75,7 @@ func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
 		return parts{}, err
 	}
 	voc := n.readVocabulary()
-	chat, err := newTemplate(llama.ModelChatTemplate(n.model, ""), voc.bos, voc.eos)
+	chat, err := newTemplate(cmp.Or(cfg.ChatTemplate, llama.ModelChatTemplate(n.model, "")), voc.bos, voc.eos)
 	if err != nil {
 		return parts{}, err
 	}
