@@ -230,10 +230,20 @@ func (s *state) views() []fleet.WorkerView {
 			Engine: m.Engine, Status: w.shown.Status.String(), Weight: w.shown.Weight,
 			Running: w.load.GetRunning(), Waiting: w.load.GetWaiting(), KVUsage: w.load.GetKvUsage(),
 			Reason: w.shown.Reason, Incarnation: m.Incarnation, Fingerprint: m.Fingerprint, Drained: m.Drained,
+			ErrorRate: failing(w.load.GetErrorsPerSecond(), w.load.GetRequestsPerSecond()),
 		})
 	}
 	slices.SortFunc(out, func(a, b fleet.WorkerView) int { return cmp.Compare(a.ID, b.ID) })
 	return out
+}
+
+// failing is the share of requests that fail, of those that end well or not per
+// second.
+func failing(bad, good float64) float64 {
+	if bad <= 0 {
+		return 0
+	}
+	return bad / (bad + max(good, 0))
 }
 
 // clusters lists the pools' clusters with the endpoints Envoy should have.
@@ -251,6 +261,7 @@ func (s *state) clusters() []fleet.ClusterView {
 				Status: w.shown.Status.String(), Weight: w.shown.Weight,
 			})
 		}
+		c.Minimum = p.health.Minimum(len(p.workers))
 		s.mu.Unlock()
 		slices.SortFunc(c.Endpoints, func(a, b fleet.EndpointView) int { return cmp.Compare(a.ID, b.ID) })
 		out = append(out, c)

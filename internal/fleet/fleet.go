@@ -144,6 +144,8 @@ type WorkerView struct {
 	Waiting uint32   `json:"waiting"`
 	KVUsage float64  `json:"kv_usage"`
 	Reason  string   `json:"reason,omitempty"`
+	// ErrorRate is the share of the requests finished lately that failed, 0..1.
+	ErrorRate float64 `json:"error_rate"`
 	// Drained says that an operator drained it; one that stops drains by itself.
 	Drained bool `json:"drained,omitempty"`
 	// Incarnation grows with each start of the worker.
@@ -177,7 +179,9 @@ type EndpointView struct {
 
 // ClusterView is one pool cluster with its wanted endpoints.
 type ClusterView struct {
-	Name      string         `json:"name"`
+	Name string `json:"name"`
+	// Minimum is how many of the endpoints keep taking requests whatever happens.
+	Minimum   int            `json:"minimum"`
 	Endpoints []EndpointView `json:"endpoints"`
 }
 

@@ -181,6 +181,12 @@ func settle(w uint32, prev Verdict, hysteresis float64) uint32 {
 	return w
 }
 
+// Minimum is how many of a pool's members keep taking traffic.
+func (c Config) Minimum(members int) int {
+	// The small step down keeps 0.1 × 30 from being 3.0000000000000004.
+	return int(math.Ceil(c.MinShare*float64(members) - 1e-9))
+}
+
 // Pool replaces missing weights by the mean of the others, and keeps a minimum
 // share of the pool taking traffic: when fewer members take it, those that are
 // only silent come back with the smallest weight, the first in order first. Dead
@@ -203,8 +209,7 @@ func Pool(c Config, vs []Verdict) {
 	if n > 0 {
 		mean = max(sum/n, MinWeight)
 	}
-	// The small step down keeps 0.1 × 30 from being 3.0000000000000004.
-	need := uint32(math.Ceil(c.MinShare*float64(members) - 1e-9))
+	need := uint32(c.Minimum(int(members)))
 	for i := range vs {
 		if vs[i].Weight == 0 {
 			vs[i].Weight = mean

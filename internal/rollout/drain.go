@@ -1,0 +1,154 @@
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+// Mesh is what a drain and a rollout need of the running mesh.
+type Mesh interface {
+	// Workers lists all workers the control plane knows.
+	Workers(ctx context.Context) ([]fleet.WorkerView, error)
+	// Streams lists the requests that the gateway carries now.
+	Streams(ctx context.Context) ([]fleet.StreamView, error)
+	// Minimum is how many workers of a pool must keep taking requests.
+	Minimum(ctx context.Context, pool string) (int, error)
+	// SetDrain sets or lifts a worker's drain. It is stored when SetDrain returns.
+	SetDrain(ctx context.Context, id string, on, keepStreams bool) error
+	// Restart has a worker started anew. It may return before that is done.
+	Restart(ctx context.Context, w fleet.WorkerView) error
+}
+
+// ErrUnknown says that the control plane knows no such worker.
+var ErrUnknown = errors.New("no such worker")
+
+// DrainConfig says how to empty a worker. Zero values take the default named at the
+// field.
+type DrainConfig struct {
+	// Timeout is how long it may take; 300 s.
+	Timeout time.Duration
+	// KeepStreams lets running streams end where they are instead of moving them.
+	KeepStreams bool
+	// Poll is the time between two looks; 100 ms.
+	Poll time.Duration
+	// Progress is told of every change; nil for nobody.
+	Progress func(Left)
+}
+
+// Left is what a worker that is being emptied still has to do.
+type Left struct {
+	Worker string `json:"worker"`
+	// Streams are the gateway's at this worker. Requests are what the worker itself
+	// counts, running and waiting: those that came by the direct path too.
+	Streams  int `json:"streams"`
+	Requests int `json:"requests"`
+}
+
+// Drained is the end of a drain.
+type Drained struct {
+	Worker string `json:"worker"`
+	// Streams were at the worker when it began.
+	Streams int     `json:"streams"`
+	Seconds float64 `json:"seconds"`
+	// KeptStreams says that they ended there instead of moving.
+	KeptStreams bool `json:"kept_streams"`
+}
+
+// NotEmptyError is the end of a drain that took too long. The worker stays drained.
+type NotEmptyError struct {
+	Left
+	After time.Duration
+}
+
+// Error says what is left.
+func (e *NotEmptyError) Error() string {
+	return fmt.Sprintf("%s still has %d streams and %d requests after %v", e.Worker, e.Streams, e.Requests, e.After)
+}
+
+// Drain drains a worker and returns when nothing runs there any more. The drain
+// stays set, whatever Drain returns.
+func Drain(ctx context.Context, m Mesh, id string, c DrainConfig) (Drained, error) {
+	c.Timeout, c.Poll = cmp.Or(c.Timeout, 300*time.Second), cmp.Or(c.Poll, 100*time.Millisecond)
+	d := Drained{Worker: id, KeptStreams: c.KeepStreams}
+	left, err := leftAt(ctx, m, id)
+	if err != nil {
+		return d, err
+	}
+	d.Streams = left.Streams
+	begin := time.Now()
+	if err := m.SetDrain(ctx, id, true, c.KeepStreams); err != nil {
+		return d, err
+	}
+	// A request that was chosen for the worker a moment before the drain is seen a
+	// moment later, so one look at an empty worker does not count.
+	for empty, said := 0, (Left{Streams: -1}); ; {
+		if left, err = leftAt(ctx, m, id); err != nil {
+			return d, err
+		}
+		if c.Progress != nil && left != said {
+			c.Progress(left)
+			said = left
+		}
+		if left.Streams+left.Requests > 0 {
+			empty = 0
+		} else if empty++; empty == 2 {
+			d.Seconds = time.Since(begin).Seconds()
+			return d, nil
+		}
+		if time.Since(begin) >= c.Timeout {
+			return d, &NotEmptyError{left, c.Timeout}
+		}
+		if err := sleep(ctx, c.Poll); err != nil {
+			return d, err
+		}
+	}
+}
+
+// leftAt counts what a worker has to do.
+func leftAt(ctx context.Context, m Mesh, id string) (Left, error) {
+	w, err := find(ctx, m, id)
+	if err != nil {
+		return Left{}, err
+	}
+	streams, err := m.Streams(ctx)
+	if err != nil {
+		return Left{}, err
+	}
+	left := Left{Worker: id, Requests: int(w.Running) + int(w.Waiting)}
+	for _, s := range streams {
+		if s.Worker == id {
+			left.Streams++
+		}
+	}
+	return left, nil
+}
+
+// find looks one worker up.
+func find(ctx context.Context, m Mesh, id string) (fleet.WorkerView, error) {
+	list, err := m.Workers(ctx)
+	if err != nil {
+		return fleet.WorkerView{}, err
+	}
+	if i := slices.IndexFunc(list, func(w fleet.WorkerView) bool { return w.ID == id }); i >= 0 {
+		return list[i], nil
+	}
+	return fleet.WorkerView{}, fmt.Errorf("%w: %s", ErrUnknown, id)
+}
+
+// sleep waits, or returns why ctx ended.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
