@@ -29,7 +29,6 @@ type rolloutOptions struct {
 	dryRun, rollback   bool
 	startOver          bool
 	least              int
-	maxErrors          float64
 	bounds             rollout.Config
 	drainTimeout       time.Duration
 	waitStreams        bool
