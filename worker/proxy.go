@@ -20,11 +20,13 @@ type Forwarded struct {
 }
 
 // Delivered is what the client has of one choice: its tokens, and of their text the
-// first TextBytes bytes.
+// first TextBytes bytes. Where the worker before gave no token ids, the choice goes on
+// by Text, which is all that was delivered.
 type Delivered struct {
 	Index     int
 	TokenIDs  []int32
 	TextBytes int
+	Text      string
 }
 
 // Proxy is the ability of an engine that is a server of its own to answer requests

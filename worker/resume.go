@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -56,11 +57,12 @@ type resumeField struct {
 }
 
 // resumedChoice is what the client has of one choice: its tokens, and of their text,
-// echo included, the first TextBytes bytes.
+// echo included, the first TextBytes bytes; or, where nobody knows its tokens, its Text.
 type resumedChoice struct {
 	Index     int     `json:"index"`
 	TokenIDs  []int32 `json:"token_ids"`
 	TextBytes int     `json:"text_bytes"`
+	Text      string  `json:"text"`
 }
 
 // join makes a generation part of a stream: it reads what the relay says, continues
@@ -118,6 +120,7 @@ func streamSeed(stream string) uint64 {
 type resumed struct {
 	text   []byte // of the delivered tokens, and not delivered with them
 	reason string // the delivered tokens end the answer already
+	byText bool   // the tokens are ours, for a text that came without them
 
 	// What the relay is told with the next event; mode "" = nothing.
 	mode               string
@@ -133,6 +136,11 @@ func (g *generation) resume(rc resumedChoice) error {
 	}
 	c := g.choices[rc.Index]
 	engine, ok := g.engine.(Resumer)
+	if rc.Text != "" {
+		if err := g.byText(c, &rc); err != nil {
+			return err
+		}
+	}
 	switch {
 	case c.begun || c.params.Delivered > 0:
 		return openai.Invalid(param, "Invalid '%s': choice %d is there twice.", param, rc.Index)
@@ -148,6 +156,9 @@ func (g *generation) resume(rc resumedChoice) error {
 	}
 	c.begun = len(rc.TokenIDs) > 0 || rc.TextBytes > 0
 	text := c.replay(engine, rc.TokenIDs)
+	if rc.Text != "" && !strings.HasPrefix(rc.Text, string(text)) {
+		return openai.Invalid(param, "Invalid '%s': the model spells the text of choice %d in another way.", param, rc.Index)
+	}
 	// Text that a later token has freed may be ahead of the tokens.
 	early := rc.TextBytes - len(text)
 	if rc.TextBytes < 0 || early > utf8.UTFMax*len(c.emit.buf) {
@@ -160,6 +171,26 @@ func (g *generation) resume(rc resumedChoice) error {
 	c.params.MaxTokens -= len(rc.TokenIDs)
 	c.ids = slices.Concat(c.ids, rc.TokenIDs)
 	return nil
+}
+
+// byText gives a choice tokens for its delivered text, which came from a worker that
+// told none: not those that were generated, in general, but of the same text.
+func (g *generation) byText(c *choice, rc *resumedChoice) error {
+	const param = "kvmesh.resume"
+	if len(rc.TokenIDs) > 0 || rc.TextBytes != len(rc.Text) || len(c.echo) > 0 || c.tools != nil || c.params.TopLogprobs >= 0 {
+		return openai.Invalid(param, "Invalid '%s': choice %d is more than its text and cannot go on by it.", param, rc.Index)
+	}
+	raw, err := json.Marshal(map[string]any{"prompt": rc.Text, "add_special_tokens": false})
+	if err != nil {
+		return err
+	}
+	req, bad := openai.ParseTokenize(raw)
+	if bad != nil {
+		return bad
+	}
+	rc.TokenIDs, err = g.engine.Tokenize(req.Request, 0)
+	c.resumed.byText = true
+	return err
 }
 
 // replay feeds delivered tokens to the emitter and returns the text that may have
@@ -200,6 +231,9 @@ func (c *choice) goOn(out sink) (done bool, err error) {
 	}
 	if r.reason != "" {
 		r.mode = modeReplayed // nothing had to be restored
+		if r.byText {
+			r.mode = modeText
+		}
 	}
 	if len(r.text) > 0 || !c.begun {
 		if err := out.text(c, r.text, nil); err != nil {
@@ -218,6 +252,7 @@ const (
 	modeExact    = "exact"    // KV restored, same batch shapes
 	modeRestored = "restored" // KV restored, batch shapes differ
 	modeReplayed = "replayed" // prefilled
+	modeText     = "text"     // by the delivered text, whose tokens nobody knew
 )
 
 // report notes how the engine came to a continuation's first token.
@@ -227,6 +262,8 @@ func (r *resumed) report(c *choice, tok Token) {
 	}
 	r.restored, r.computed = tok.Restored, len(c.ids)-tok.Restored
 	switch {
+	case r.byText:
+		r.mode = modeText
 	case tok.Exact:
 		r.mode = modeExact
 	case tok.Restored > 0 && tok.Restored >= len(c.ids)-c.params.Delivered:

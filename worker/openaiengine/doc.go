@@ -31,9 +31,15 @@
 // completion, whose events are written in the form of the stream's own endpoint. The
 // server's prefix cache decides how much of that it computes again.
 //
+// Other servers give no ids, so the relay sends the delivered text (text.go). It is put
+// behind a text prompt, or becomes the beginning of the assistant's message where the
+// server can go on with one: llama-server does by itself, vLLM and SGLang when told so.
+// How many tokens it has the server says in the usage of two requests of one token
+// each, which it prefills once.
+//
 // A stream that carries more than its tokens is refused, and the relay goes
 // elsewhere: several choices, log-probabilities, tools, response_format, presence
 // and frequency penalties, and tokens that end inside of a character. A stop string
-// that straddles the cut is not seen. Other servers than vLLM give no ids, or take
-// none: their streams cannot be continued.
+// that straddles the cut is not seen by token replay; by text nothing of it was
+// delivered, as servers hold its beginning back.
 package openaiengine

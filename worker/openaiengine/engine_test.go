@@ -251,7 +251,7 @@ func TestRequestsPassThrough(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", body, resp.StatusCode, got, want)
 		}
 	}
-	resp, body = do(t, "POST", base+"/v1/completions", `{"model":"alias","prompt":"x","kvmesh":{"resume":{}}}`, "X-Kvmesh-Relay", "secret")
+	resp, body = do(t, "POST", base+"/v1/completions", `{"model":"alias","prompt":"x","kvmesh":{"resume":{"choices":[{"index":0,"text_bytes":1}]}}}`, "X-Kvmesh-Relay", "secret")
 	if resp.StatusCode != 400 || !strings.Contains(body, "cannot continue") {
 		t.Errorf("a continuation: %d %s", resp.StatusCode, body)
 	}

@@ -23,7 +23,7 @@ const meshHeaders = "x-kvmesh-"
 func (e *Engine) Forward(w http.ResponseWriter, r *http.Request, f *worker.Forwarded) (err error) {
 	e.passing.Add(1)
 	defer e.passing.Add(-1)
-	if f != nil && f.Delivered != nil {
+	if f != nil && delivers(f.Delivered) {
 		return e.resume(w, r, f)
 	}
 	if f != nil {

@@ -3,13 +3,16 @@ package openaiengine
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -26,14 +29,17 @@ func withTokenIDs(body []byte, req *openai.Request) []byte {
 	return slices.Concat(body[:at], []byte(`"return_token_ids":true,`), body[at:])
 }
 
-// continuation is a stream that goes on from delivered tokens: the same prompt and
-// those tokens, as ids, through the completions endpoint, whatever the stream's own.
+// continuation is a stream that goes on from what was delivered: by token ids, through
+// the completions endpoint whatever the stream's own, or by text, through its own.
 type continuation struct {
 	req       *openai.Request
 	delivered worker.Delivered
+	path      string // of the server's endpoint
+	mode      string // how it goes on, for the relay
 	prompt    int    // tokens of the prompt alone
+	given     int    // delivered tokens
 	owed      []byte // text of the delivered tokens that was not delivered with them
-	body      []byte // for the server
+	body      []byte // for the server; nil = the answer has all its tokens
 }
 
 // resume continues a stream.
@@ -43,9 +49,12 @@ func (e *Engine) resume(w http.ResponseWriter, r *http.Request, f *worker.Forwar
 		bad.Write(w)
 		return nil
 	}
+	if err == nil && c.body == nil {
+		return c.over(w, e.model.Name)
+	}
 	var resp *http.Response
 	if err == nil {
-		resp, err = e.post(r.Context(), string(openai.Completions), c.body)
+		resp, err = e.post(r.Context(), c.path, c.body)
 	}
 	if err != nil {
 		openai.Unavailable(0, "The server behind this worker did not continue the stream.").Write(w)
@@ -55,24 +64,34 @@ func (e *Engine) resume(w http.ResponseWriter, r *http.Request, f *worker.Forwar
 	return c.relay(w, resp.Body, e.model.Name)
 }
 
+// refuse says why a stream cannot go on here.
+func refuse(why string) *openai.Error {
+	return openai.Invalid("kvmesh.resume", "This engine cannot continue the stream: %s.", why)
+}
+
 // continuation prepares the server's request. Errors of the type *openai.Error say
 // why the stream cannot go on here.
 func (e *Engine) continuation(ctx context.Context, f *worker.Forwarded) (*continuation, error) {
 	e.mu.Lock()
 	kind := e.kind
 	e.mu.Unlock()
-	refuse := func(why string) error {
-		return openai.Invalid("kvmesh.resume", "This engine cannot continue the stream: %s.", why)
-	}
 	switch {
-	case kind != VLLM:
-		return nil, refuse("the server takes or gives no token ids")
 	case f.N != 1 || len(f.Delivered) != 1 || f.Delivered[0].Index != 0 || !f.Stream:
 		return nil, refuse("only streams of one choice can be continued")
 	case f.TopLogprobs >= 0 || f.Raw("tools") != nil || f.Raw("response_format") != nil || f.Echo || f.Presence != 0 || f.Frequency != 0:
 		return nil, refuse("what it carries is more than its tokens")
+	case f.Delivered[0].Text != "" && len(f.Delivered[0].TokenIDs) == 0:
+		return e.byText(ctx, kind, f)
+	case kind != VLLM:
+		return nil, refuse("the server takes or gives no token ids")
 	}
-	c := &continuation{req: f.Request, delivered: f.Delivered[0]}
+	return e.byIDs(ctx, f)
+}
+
+// byIDs prepares a continuation from the ids of the prompt and those delivered.
+func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation, error) {
+	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(openai.Completions), mode: "replayed"}
+	c.given = len(c.delivered.TokenIDs)
 	prompt, err := e.promptIDs(ctx, f.Request)
 	if err != nil {
 		return nil, err
@@ -88,29 +107,43 @@ func (e *Engine) continuation(ctx context.Context, f *worker.Forwarded) (*contin
 	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"messages", "max_completion_tokens", "top_logprobs", "logprobs", "tool_choice"} {
+	for _, name := range []string{"messages", "top_logprobs", "logprobs", "tool_choice"} {
 		delete(fields, name)
 	}
-	left := e.model.ContextLen - c.prompt - len(c.delivered.TokenIDs)
-	if f.MaxTokens > 0 {
-		left = f.MaxTokens - len(c.delivered.TokenIDs)
-	} else if f.Endpoint == openai.Completions {
-		left = 16 - len(c.delivered.TokenIDs) // the endpoint's default
+	fields["return_token_ids"] = []byte("true")
+	if fields["prompt"], err = json.Marshal(slices.Concat(prompt, c.delivered.TokenIDs)); err != nil {
+		return nil, err
 	}
-	if left < 1 {
-		return nil, refuse("it has all its tokens")
-	}
-	for name, v := range map[string]any{
-		"prompt": slices.Concat(prompt, c.delivered.TokenIDs), "max_tokens": left,
-		"return_token_ids": true, "stream_options": map[string]bool{"include_usage": true},
-	} {
-		if fields[name], err = json.Marshal(v); err != nil {
-			return nil, err
-		}
-	}
-	c.body, err = json.Marshal(fields)
-	return c, err
+	return c, c.finish(e, fields)
 }
+
+// finish makes the body of the server's request, which asks for the rest of the tokens.
+func (c *continuation) finish(e *Engine, fields map[string]json.RawMessage) error {
+	left := 0 // no limit of its own
+	switch {
+	case c.req.MaxTokens > 0:
+		left = c.req.MaxTokens - c.given
+	case c.req.Endpoint == openai.Completions:
+		left = completionTokens - c.given
+	case e.model.ContextLen > 0:
+		left = e.model.ContextLen - c.prompt - c.given
+	}
+	if left < 0 || left == 0 && (c.req.MaxTokens > 0 || c.req.Endpoint == openai.Completions || e.model.ContextLen > 0) {
+		return nil // without a body
+	}
+	delete(fields, "max_completion_tokens")
+	delete(fields, "max_tokens")
+	if left > 0 {
+		fields["max_tokens"] = []byte(strconv.Itoa(left))
+	}
+	fields["stream_options"] = []byte(`{"include_usage":true}`)
+	var err error
+	c.body, err = json.Marshal(fields)
+	return err
+}
+
+// completionTokens is the default max_tokens of the completions endpoint.
+const completionTokens = 16
 
 // promptIDs has the server turn the request's prompt into ids.
 func (e *Engine) promptIDs(ctx context.Context, req *openai.Request) ([]int32, error) {
@@ -198,17 +231,23 @@ func (e *Engine) post(ctx context.Context, path string, body []byte) (*http.Resp
 	return resp, nil
 }
 
-// chunk is one event of the server's stream.
+// chunk is one event of the server's stream, of either endpoint.
 type chunk struct {
-	ID      string `json:"id"`
-	Created int64  `json:"created"`
-	Choices []struct {
-		Text         string  `json:"text"`
-		TokenIDs     []int32 `json:"token_ids"`
-		FinishReason *string `json:"finish_reason"`
-	} `json:"choices"`
-	Usage *openai.Usage   `json:"usage"`
-	Error json.RawMessage `json:"error"`
+	ID      string          `json:"id"`
+	Created int64           `json:"created"`
+	Choices []chunkChoice   `json:"choices"`
+	Usage   *openai.Usage   `json:"usage"`
+	Error   json.RawMessage `json:"error"`
+}
+
+// chunkChoice is what an event says of a choice.
+type chunkChoice struct {
+	Text  string `json:"text"`
+	Delta struct {
+		Content string `json:"content"`
+	} `json:"delta"`
+	TokenIDs     []int32 `json:"token_ids"`
+	FinishReason *string `json:"finish_reason"`
 }
 
 // mostEvent bounds one event of the server.
@@ -237,6 +276,17 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 	}
 }
 
+// over ends an answer that has all its tokens.
+func (c *continuation) over(w http.ResponseWriter, model string) error {
+	out := stream{w: w, c: c, model: model}
+	got := chunk{ID: "cmpl-" + rand.Text(), Created: time.Now().Unix(), Choices: make([]chunkChoice, 1)}
+	got.Choices[0].FinishReason = new("length")
+	if err := out.add(got); err != nil {
+		return nil // the client left
+	}
+	return out.end()
+}
+
 // stream is the client's side of a continuation.
 type stream struct {
 	w      http.ResponseWriter
@@ -262,17 +312,17 @@ func (s *stream) add(got chunk) error {
 		return nil
 	}
 	ch := got.Choices[0]
-	text := append(s.c.owed, ch.Text...)
-	first := s.c.owed != nil
-	s.c.owed = nil
+	text := append(append(s.c.owed, ch.Text...), ch.Delta.Content...)
 	var buf []byte
 	if len(text) > 0 || len(ch.TokenIDs) > 0 {
+		first := s.c.owed != nil
+		s.c.owed = nil
 		buf = s.chunks.AppendText(buf, 0, text, nil)
 		if len(ch.TokenIDs) > 0 {
 			buf = s.chunks.InsertTokens(buf, 0, ch.TokenIDs)
 		}
 		if first {
-			buf = s.chunks.InsertKV(buf, 0, "replayed", 0, s.c.prompt+len(s.c.delivered.TokenIDs))
+			buf = s.chunks.InsertKV(buf, 0, s.c.mode, 0, s.c.prompt+s.c.given)
 		}
 	}
 	if ch.FinishReason != nil {
@@ -290,7 +340,7 @@ func (s *stream) end() error {
 	if s.c.req.IncludeUsage {
 		u := s.usage
 		u.PromptTokens = s.c.prompt
-		u.CompletionTokens += len(s.c.delivered.TokenIDs)
+		u.CompletionTokens += s.c.given
 		u.TotalTokens = u.PromptTokens + u.CompletionTokens
 		buf = s.chunks.AppendUsage(buf, u)
 	}

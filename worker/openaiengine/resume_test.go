@@ -18,11 +18,12 @@ import (
 // lost, doubled or changed id changes what follows. Ids are bytes.
 type fakeVLLM struct {
 	*httptest.Server
-	breakAt int // cut the stream before this token, 0 = do not
+	breakAt int    // cut the stream before this token, 0 = do not
+	metrics string // page; that of vLLM, or of a server without ids
 }
 
 func newFakeVLLM(t *testing.T) *fakeVLLM {
-	f := new(fakeVLLM)
+	f := &fakeVLLM{metrics: "vllm:num_requests_running 0\n"}
 	f.Server = httptest.NewServer(http.HandlerFunc(f.serve))
 	t.Cleanup(f.Close)
 	return f
@@ -39,13 +40,13 @@ func bytesOf(s string) []int32 {
 func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 	raw, _ := io.ReadAll(r.Body)
 	var ask struct {
-		Prompt         json.RawMessage `json:"prompt"`
-		Messages       json.RawMessage `json:"messages"`
-		Tokens         []int32         `json:"tokens"`
-		MaxTokens      int             `json:"max_tokens"`
-		Stream         bool            `json:"stream"`
-		ReturnTokenIDs bool            `json:"return_token_ids"`
-		Model          string          `json:"model"`
+		Prompt         json.RawMessage  `json:"prompt"`
+		Messages       []openai.Message `json:"messages"`
+		Tokens         []int32          `json:"tokens"`
+		MaxTokens      int              `json:"max_tokens"`
+		Stream         bool             `json:"stream"`
+		ReturnTokenIDs bool             `json:"return_token_ids"`
+		Model          string           `json:"model"`
 		StreamOptions  struct {
 			IncludeUsage bool `json:"include_usage"`
 		} `json:"stream_options"`
@@ -56,14 +57,17 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 	if json.Unmarshal(ask.Prompt, &text) == nil {
 		ids = bytesOf(text)
 	} else if json.Unmarshal(ask.Prompt, &ids) != nil {
-		ids = bytesOf("chat:" + string(ask.Messages))
+		ids = conversation(ask.Messages)
 	}
+	noIDs := !strings.HasPrefix(f.metrics, "vllm:")
 	switch {
 	case r.URL.Path == "/v1/models":
 		fmt.Fprint(w, `{"data":[{"id":"vendor/model","max_model_len":512}]}`)
 	case r.URL.Path == "/metrics":
-		fmt.Fprint(w, "vllm:num_requests_running 0\n")
+		fmt.Fprint(w, f.metrics)
 	case ask.Model != "vendor/model":
+		http.NotFound(w, r)
+	case noIDs && strings.HasSuffix(r.URL.Path, "tokenize"):
 		http.NotFound(w, r)
 	case r.URL.Path == "/tokenize":
 		_ = json.NewEncoder(w).Encode(openai.Tokenized{Tokens: ids})
@@ -74,10 +78,22 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		_ = json.NewEncoder(w).Encode(openai.Detokenized{Prompt: strings.ToValidUTF8(string(b), "\uFFFD")})
 	case ask.Stream:
-		f.stream(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.ReturnTokenIDs, ask.StreamOptions.IncludeUsage)
+		f.stream(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.ReturnTokenIDs && !noIDs, ask.StreamOptions.IncludeUsage)
 	default:
-		fmt.Fprint(w, `{"choices":[{"index":0,"text":"x"}]}`)
+		fmt.Fprintf(w, `{"choices":[{"index":0,"text":"x"}],"usage":{"prompt_tokens":%d,"completion_tokens":1}}`, len(ids))
 	}
+}
+
+// conversation is the chat template: an assistant's last message is not over.
+func conversation(messages []openai.Message) []int32 {
+	var b strings.Builder
+	for i, m := range messages {
+		fmt.Fprintf(&b, "<%s>%s", m.Role, m.Content)
+		if i == len(messages)-1 && m.Role != "assistant" {
+			b.WriteString("<assistant>")
+		}
+	}
+	return bytesOf(b.String())
 }
 
 func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32, n int, withIDs, usage bool) {
@@ -230,7 +246,6 @@ func TestContinuationsRefused(t *testing.T) {
 		"logprobs":      ask + `"logprobs":1,` + resume("[97]", 1),
 		"format":        ask + `"response_format":{"type":"json_object"},` + resume("[97]", 1),
 		"penalty":       ask + `"presence_penalty":1,` + resume("[97]", 1),
-		"all there":     ask + resume("[97,97,97,97,97]", 5),
 		"too much text": ask + resume("[97]", 9),
 		"half a letter": ask + resume("[195]", 0),
 		"malformed":     ask + `"kvmesh":{"resume":7}`,
@@ -255,5 +270,66 @@ func TestContinuationBreaksOff(t *testing.T) {
 	_, body := do(t, "POST", base+"/v1/completions", `{"model":"alias","prompt":"x","stream":true,"max_tokens":9,"kvmesh":{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[97],"text_bytes":1}]}}}`, "X-Kvmesh-Relay", "secret")
 	if got := tell(t, strings.NewReader(body), 1000); got.done || !got.failed || len(got.ids) != 2 {
 		t.Errorf("a server that breaks off: %+v", got)
+	}
+}
+
+// TestStreamGoesOnByText: a server that gives no ids goes on from the delivered text, in
+// both endpoints, and usage counts the tokens once.
+func TestStreamGoesOnByText(t *testing.T) {
+	f := newFakeVLLM(t)
+	f.metrics = "llamacpp:requests_processing 0\n"
+	base := startWorker(t, &upstream{Server: f.Server}, Config{})
+	const opts = `,"max_tokens":9,"stream":true,"stream_options":{"include_usage":true},"kvmesh":{"token_ids":true`
+	for path, ask := range map[string]string{
+		"/v1/completions":      `{"model":"alias","prompt":"Hello"` + opts,
+		"/v1/chat/completions": `{"model":"alias","messages":[{"role":"user","content":"hi"}]` + opts,
+	} {
+		get := func(mesh string) told {
+			t.Helper()
+			resp, body := do(t, "POST", base+path, ask+mesh+`}}`, "X-Kvmesh-Relay", "secret")
+			if resp.StatusCode != 200 {
+				t.Fatalf("%d %s", resp.StatusCode, body)
+			}
+			return tell(t, strings.NewReader(body), 1000)
+		}
+		whole := get(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0}]}`) // nothing was delivered yet
+		if len(whole.text) != 9 || len(whole.ids) != 0 || whole.usage.CompletionTokens != 9 {
+			t.Fatalf("%s: %+v", path, whole)
+		}
+		for cut := 1; cut <= 9; cut++ {
+			rest := get(fmt.Sprintf(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"text_bytes":%d,"text":%q}]}`, cut, whole.text[:cut]))
+			mode := "text"
+			if cut == 9 {
+				mode = "" // nothing was left to say
+			}
+			if whole.text[:cut]+rest.text != whole.text || rest.usage != whole.usage || rest.reason != "length" || !rest.done || rest.mode != mode {
+				t.Errorf("%s cut at %d: %+v, want the end of %+v", path, cut, rest, whole)
+			}
+		}
+	}
+}
+
+func TestTextContinuationsRefused(t *testing.T) {
+	f := newFakeVLLM(t)
+	base := startWorker(t, &upstream{Server: f.Server}, Config{})
+	const resume = `"stream":true,"kvmesh":{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"text_bytes":2,"text":"ab"}]}}}`
+	for body, path := range map[string]string{
+		`{"model":"alias","prompt":[1,2],` + resume:                                                                       "/v1/completions",
+		`{"model":"alias","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],` + resume:        "/v1/chat/completions",
+		`{"model":"alias","prompt":"a",` + strings.Replace(resume, `"text_bytes":2`, `"text_bytes":1`, 1):                 "/v1/completions",
+		`{"model":"alias","prompt":"a","response_format":{"type":"json_object"},` + resume:                                "/v1/completions",
+		`{"model":"alias","messages":[{"role":"user","content":"a"}],"tools":[],` + strings.Replace(resume, "ab", "é", 1): "/v1/chat/completions",
+	} {
+		if resp, got := do(t, "POST", base+path, body, "X-Kvmesh-Relay", "secret"); resp.StatusCode != 400 || !strings.Contains(got, `"param":"kvmesh.resume"`) {
+			t.Errorf("%s: %d %s", body, resp.StatusCode, got)
+		}
+	}
+	f.metrics = "tgi_queue_size 0\n"
+	base = startWorker(t, &upstream{Server: f.Server}, Config{})
+	if resp, got := do(t, "POST", base+"/v1/chat/completions", `{"model":"alias","messages":[{"role":"user","content":"a"}],`+resume, "X-Kvmesh-Relay", "secret"); resp.StatusCode != 400 {
+		t.Errorf("a server that begins a new message: %d %s", resp.StatusCode, got)
+	}
+	if resp, got := do(t, "POST", base+"/v1/completions", `{"model":"alias","prompt":"a","max_tokens":4,`+resume, "X-Kvmesh-Relay", "secret"); resp.StatusCode != 200 || !strings.Contains(got, `"kv":"text"`) {
+		t.Errorf("a completion of any server: %d %s", resp.StatusCode, got)
 	}
 }
