@@ -10,8 +10,6 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
-	downstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -33,6 +31,9 @@ type BootstrapConfig struct {
 	Snapshot string
 	// MaxConnections bounds the clients' connections, default 50,000.
 	MaxConnections uint32
+	// MaxHeap is what Envoy's memory is kept under, in bytes, default 3 GiB. Near it
+	// the HTTP/2 requests that hold most are ended, and at last new ones refused.
+	MaxHeap uint64
 }
 
 // Validate reports everything that makes the bootstrap unusable.
@@ -65,6 +66,9 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if c.MaxConnections == 0 {
 		c.MaxConnections = 50000
 	}
+	if c.MaxHeap == 0 {
+		c.MaxHeap = 3 << 30
+	}
 	services := []*corev3.GrpcService{envoyGRPC(names.ClusterXDS)}
 	clusters := []*clusterv3.Cluster{xdsCluster(names.ClusterXDS, c.XDS)}
 	runtime := map[string]*structpb.Value{}
@@ -96,7 +100,7 @@ func Bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			// Lets operators change runtime values by the admin interface.
 			{Name: "admin", LayerSpecifier: &bootstrapv3.RuntimeLayer_AdminLayer_{AdminLayer: &bootstrapv3.RuntimeLayer_AdminLayer{}}},
 		}},
-		OverloadManager: connectionLimit(c.MaxConnections),
+		OverloadManager: limits(c),
 	}
 	return b, wrap("bootstrap", b.ValidateAll())
 }
@@ -127,15 +131,4 @@ func xdsCluster(name, addr string) *clusterv3.Cluster {
 // packedOptions is a cluster's HTTP settings in the form the cluster takes them.
 func packedOptions(m proto.Message) map[string]*anypb.Any {
 	return map[string]*anypb.Any{httpOptions: packed(m)}
-}
-
-// connectionLimit refuses clients' connections past a number, so a flood cannot
-// take the file descriptors the mesh needs.
-func connectionLimit(n uint32) *overloadv3.OverloadManager {
-	return &overloadv3.OverloadManager{ResourceMonitors: []*overloadv3.ResourceMonitor{{
-		Name: "envoy.resource_monitors.global_downstream_max_connections",
-		ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: packed(
-			&downstreamv3.DownstreamConnectionsConfig{MaxActiveDownstreamConnections: int64(n)},
-		)},
-	}}}
 }

@@ -16,6 +16,7 @@
 //
 //	connection to a worker          WorkerPool.connect      default 1 s
 //	request headers from a client   fixed                   10 s, then 408
+//	the whole request               Mesh.bodyTimeout        default 120 s, then 408
 //	ext_proc, per message           Mesh.extProc            default 1 s, then without it
 //	silence on the direct path      ModelRoute.streamIdle   default 300 s, then 504
 //	whole answer, direct path       ModelRoute.request      default off
@@ -37,8 +38,18 @@
 //     update_merge_window is 0.
 //   - A host name with a slash, such as a cluster's name, is refused by Go servers;
 //     health checks send another one.
-//   - delayed_close_timeout under a second cuts off slow readers of an answer after
-//     which the connection closes.
+//   - It stops reading when it answers before the request is there. What the client
+//     still sends fills buffers, and after delayed_close_timeout the connection is
+//     reset, answer or not. So the gateway has the body of what it refuses streamed
+//     to itself before it says so, within a bound.
+//   - It answers "Expect: 100-continue" with 100 before anything of ours is asked. A
+//     client that announced too much sends it, and gets its 413 then.
+//   - BUFFERED_PARTIAL, switched to by a mode override, answers 413 at its limit all
+//     the same, and trips over itself.
+//   - Only buffers of HTTP/2 are accounted to a stream, so only HTTP/2 uploads can be
+//     ended when memory runs out; for the rest new requests are refused.
+//   - The header of an ext_proc-less request can be made from its JSON body by the
+//     transform filter, which takes a field of the body, and looks for the route anew.
 //   - local_reply_config also rewrites what ext_proc answers. The response code
 //     details tell the two apart.
 //   - A 503 counts as a fault for ejection like any 5xx, though it is how a worker

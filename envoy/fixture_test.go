@@ -70,6 +70,8 @@ type mesh struct {
 type setup struct {
 	policy  string
 	workers int // stand-ins for workers, default 2
+	// pools says which worker is in which pool; by default all are in the first.
+	pools map[string][]int
 	// change edits the configuration before Envoy gets it.
 	change func(*bootstrapv3.Bootstrap)
 	// decide answers ext_proc; nil lets every request pass.
@@ -96,23 +98,40 @@ func newMesh(t *testing.T, s setup) *mesh {
 	}
 	m.url = "http://" + m.cfg.Edge
 	m.gateway = startGateway(t, m.cfg, s.decide)
-	var eps []envoy.Endpoint
 	for i := range s.workers {
-		w := startBackend(t, i)
-		m.workers = append(m.workers, w)
-		eps = append(eps, envoy.Endpoint{Worker: w.id, Address: w.addr, Status: health.Healthy, Weight: 100})
+		m.workers = append(m.workers, startBackend(t, i))
 	}
-	m.start(s, envoy.Endpoints(names.PoolCluster(m.cfg.Policy.Pools[0].Name), eps))
+	eds := []*endpointv3.ClusterLoadAssignment{envoy.Endpoints(names.PoolCluster(m.cfg.Policy.Pools[0].Name), healthy(m.workers...))}
+	if s.pools != nil {
+		eds = nil
+	}
+	for pool, ids := range s.pools {
+		var ws []*backend
+		for _, i := range ids {
+			ws = append(ws, m.workers[i])
+		}
+		eds = append(eds, envoy.Endpoints(names.PoolCluster(pool), healthy(ws...)))
+	}
+	m.start(s, eds...)
 	return m
 }
 
-func (m *mesh) start(s setup, eds *endpointv3.ClusterLoadAssignment) {
+// healthy are the endpoints of stand-ins for workers.
+func healthy(ws ...*backend) []envoy.Endpoint {
+	var out []envoy.Endpoint
+	for _, w := range ws {
+		out = append(out, envoy.Endpoint{Worker: w.id, Address: w.addr, Status: health.Healthy, Weight: 100})
+	}
+	return out
+}
+
+func (m *mesh) start(s setup, eds ...*endpointv3.ClusterLoadAssignment) {
 	m.t.Helper()
 	r, err := envoy.Build(m.cfg)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	b := envoytest.Static(m.t, r, eds)
+	b := envoytest.Static(m.t, r, eds...)
 	if s.change != nil {
 		s.change(b)
 	}

@@ -26,6 +26,10 @@ const (
 	maxHeaders    = 100
 	// requestHeaders is how long a client may take to send its headers.
 	requestHeaders = 10 * time.Second
+	// delayedClose is how long a connection lives on that Envoy closes before the
+	// client has sent everything: what the client still sends must not turn the
+	// answer that is on its way into a reset.
+	delayedClose = 10 * time.Second
 	// maxStreams is how many streams one HTTP/2 connection may carry.
 	maxStreams = 10000
 )
@@ -66,15 +70,22 @@ func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 		// ModelRoute says.
 		StreamIdleTimeout:     seconds(0),
 		RequestHeadersTimeout: seconds(requestHeaders),
-		// delayed_close_timeout keeps Envoy's default of 1 s: with less, a client
-		// that is still sending its body when it is refused gets a reset instead
-		// of the 413.
+		// A body that trickles in holds memory for as long as it does.
+		RequestTimeout:      seconds(c.Policy.Mesh.BodyTimeout.D()),
+		DelayedCloseTimeout: seconds(delayedClose),
 		MaxRequestHeadersKb: u32(maxHeadersKiB), // answered 431
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
 			MaxHeadersCount: u32(maxHeaders),
 		},
-		HttpProtocolOptions:  &corev3.Http1ProtocolOptions{EnableTrailers: true},
-		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(1000)},
+		// Old tools still speak HTTP/1.0, some of them without a host.
+		HttpProtocolOptions: &corev3.Http1ProtocolOptions{
+			EnableTrailers: true, AcceptHttp_10: true, DefaultHostForHttp_10: "kvmesh",
+		},
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+			MaxConcurrentStreams: u32(1000),
+			// One bad request ends its stream, not all others of the connection.
+			OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
+		},
 		// The connection's address is the client's, not what a header claims.
 		UseRemoteAddress: wrapperspb.Bool(true),
 		NormalizePath:    wrapperspb.Bool(true),
@@ -87,7 +98,7 @@ func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 		},
 		LocalReplyConfig: localReplies(),
 		AccessLog:        accessLog(c.AccessLog),
-		HttpFilters:      []*hcmv3.HttpFilter{extProcFilter(c), routerFilter()},
+		HttpFilters:      []*hcmv3.HttpFilter{extProcFilter(c), modelFilter(), shapeFilter(), routerFilter()},
 	}
 }
 

@@ -33,10 +33,7 @@ func localReplies() *hcmv3.LocalReplyConfig {
 		openai.Errorf(http.StatusRequestHeaderFieldsTooLarge, "The request's headers are larger than this server accepts."),
 		openai.Errorf(http.StatusInternalServerError, "The server failed to handle the request."),
 		openai.Errorf(http.StatusBadGateway, "The answer of the worker could not be read."),
-		{
-			Status: http.StatusServiceUnavailable, Type: openai.TypeForStatus(http.StatusServiceUnavailable),
-			Message: "No worker can be reached at the moment. Please try again.", RetryAfter: retryAfter,
-		},
+		openai.Unavailable(retryAfter, "No worker can be reached at the moment. Please try again."),
 		openai.Errorf(http.StatusGatewayTimeout, "The worker did not answer in time."),
 	} {
 		out.Mappers = append(out.Mappers, mapper(e, accesslogv3.ComparisonFilter_EQ, uint32(e.Status)))

@@ -39,10 +39,11 @@ func openAIError(t *testing.T, got reply, status int) {
 			t.Errorf("%s is missing in %q", field, got.body)
 		}
 	}
-	for _, field := range []string{"param", "code"} {
-		if v, ok := body.Error[field]; !ok || v != nil {
-			t.Errorf("%s is %v in %q, want null", field, v, got.body)
-		}
+	if v, ok := body.Error["param"]; !ok || v != nil {
+		t.Errorf("param is %v in %q, want null", v, got.body)
+	}
+	if v, ok := body.Error["code"]; !ok || (v == "service_unavailable") != (status == 503) || v != nil && status != 503 {
+		t.Errorf("code is %v in %q", v, got.body)
 	}
 	if after := got.header.Get("retry-after"); (status == 503) != (after != "") {
 		t.Errorf("Retry-After %q on %d", after, status)
@@ -101,17 +102,17 @@ func TestLocalRepliesAreOpenAIErrors(t *testing.T) {
 		openAIError(t, m.raw("GET / HTTP/1.1\r\nhost: x\r\n"), 408)
 	})
 	t.Run("413 body too large, length known", func(t *testing.T) {
-		openAIError(t, m.send("POST", "/v1/completions", strings.NewReader(strings.Repeat("x", 40<<20))), 413)
+		openAIError(t, m.send("POST", "/v1/completions", strings.NewReader(strings.Repeat("x", 60<<20))), 413)
 	})
 	t.Run("413 body too large, chunked", func(t *testing.T) {
-		body := io.LimitReader(endless{}, 40<<20)
+		body := io.LimitReader(endless{}, 60<<20)
 		openAIError(t, m.send("POST", "/v1/completions", io.MultiReader(body)), 413)
 	})
 	t.Run("413 over HTTP/2", func(t *testing.T) {
 		tr := h2c()
 		defer tr.CloseIdleConnections()
 		c := &http.Client{Transport: tr}
-		openAIError(t, do(t, c, "POST", m.url+"/v1/x", strings.NewReader(strings.Repeat("x", 40<<20))), 413)
+		openAIError(t, do(t, c, "POST", m.url+"/v1/x", strings.NewReader(strings.Repeat("x", 60<<20))), 413)
 		// A flood of headers is a reset stream in HTTP/2; Envoy stays up.
 		if got := do(t, c, "POST", m.url+"/v1/x", nil, "x-big", strings.Repeat("y", 70<<10)); got.status == 200 {
 			t.Error("70 KiB of headers were accepted")

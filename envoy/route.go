@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
@@ -75,6 +76,9 @@ func edgeRoutes(c Config) []*routev3.Route {
 		}
 	}
 	def := c.Policy.Mesh.DefaultPool
+	for _, p := range []openai.Endpoint{openai.Chat, openai.Completions} {
+		routes = append(routes, byModel(poolRoute(c, "default "+string(p), def, nil), string(p)))
+	}
 	return append(routes, poolRoute(c, "default", def, nil))
 }
 
@@ -119,10 +123,17 @@ func direct(name string, status uint32, body string) *routev3.Route {
 // relayRoute leaves every time-out to the relay, which knows what a silent stream
 // waits for.
 func relayRoute(c Config) *routev3.Route {
+	var filters map[string]*anypb.Any
+	for _, p := range c.Policy.Pools {
+		if p.Engine == policy.EngineOpenAI {
+			filters = shaped()
+		}
+	}
 	return &routev3.Route{
 		Name:                   "relay",
+		TypedPerFilterConfig:   filters,
 		Match:                  match(is(names.Route, names.RouteRelay)),
-		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
+		RequestBodyBufferLimit: bufferLimit(c),
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: names.ClusterRelay},
 			Timeout:          seconds(0),
@@ -148,17 +159,21 @@ func poolRoute(c Config, name, pool string, r *policy.ModelRoute, when ...*route
 		IdleTimeout:      seconds(idle),
 		RetryPolicy:      retryPolicy(retries),
 	}
+	var filters map[string]*anypb.Any
 	if p := c.Policy.Pool(pool); p != nil && p.Engine == policy.EngineOpenAI {
 		// Foreign servers may be virtual hosts; ours have no name.
 		action.HostRewriteSpecifier = &routev3.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)}
+		filters = shaped()
 	}
 	return &routev3.Route{
 		Name:                    name,
+		TypedPerFilterConfig:    filters,
 		Match:                   match(when...),
-		RequestBodyBufferLimit:  wrapperspb.UInt64(uint64(c.Policy.Mesh.MaxBody)),
+		RequestBodyBufferLimit:  bufferLimit(c),
 		ResponseHeadersToAdd:    []*corev3.HeaderValueOption{header(names.Worker, workerOfEndpoint)},
 		ResponseHeadersToRemove: []string{"endpoint-load-metrics"}, // the mesh's own business
 		RequestHeadersToAdd:     []*corev3.HeaderValueOption{header(names.Edge, "1")},
+		RequestHeadersToRemove:  []string{names.Model}, // client text, which has chosen the route by now
 		Action:                  &routev3.Route_Route{Route: action},
 	}
 }
@@ -231,4 +246,10 @@ func is(name, value string) *routev3.HeaderMatcher {
 		Name:                 name,
 		HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: exact(value)},
 	}
+}
+
+// bufferLimit is what Envoy holds of a body at most. The gateway and the workers
+// refuse what is over max_body.
+func bufferLimit(c Config) *wrapperspb.UInt64Value {
+	return wrapperspb.UInt64(policy.BufferTimes * uint64(c.Policy.Mesh.MaxBody))
 }

@@ -17,6 +17,7 @@ type phase int
 const (
 	atHeaders phase = iota // nothing seen
 	atBody                 // the body of a generation request was asked for
+	draining               // refused; the answer waits for the body's end
 	settled                // decided; what still comes passes
 	answered               // by an immediate answer; nothing may be sent any more
 )
@@ -30,7 +31,10 @@ type Exchange struct {
 
 	endpoint openai.Endpoint
 	head     head
-	held     int64 // bytes taken from the budget
+	arriving int64                         // bytes taken from the budget of bodies on their way
+	held     int64                         // bytes taken from the budget of bodies here
+	refusal  *extprocv3.ProcessingResponse // set when draining
+	rest     int64                         // bytes of the body still read then
 }
 
 // NewExchange starts the state of one request.
@@ -54,6 +58,13 @@ func (e *Exchange) Step(now time.Time, req *extprocv3.ProcessingRequest) (*extpr
 			e.phase = settled
 			return e.body(now, m.RequestBody.GetBody()), nil
 		}
+		if e.phase == draining {
+			return e.drain(m.RequestBody), nil
+		}
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		if e.phase == draining {
+			return e.drained(), nil
+		}
 	case nil:
 		return nil, status.Error(codes.InvalidArgument, "message without content")
 	}
@@ -62,6 +73,7 @@ func (e *Exchange) Step(now time.Time, req *extprocv3.ProcessingRequest) (*extpr
 
 // Finish gives back what the exchange holds.
 func (e *Exchange) Finish() {
+	e.arrived()
 	if e.held > 0 {
 		e.s.cfg.Held.Release(e.held)
 		e.held = 0
@@ -82,34 +94,26 @@ func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.P
 	// What can be refused by the head is refused here, before Envoy holds a byte of
 	// the body.
 	limit := int64(e.s.cfg.Policy.Mesh.MaxBody)
+	var no *extprocv3.ProcessingResponse
 	switch {
 	case e.head.method != http.MethodPost:
-		return e.refuse(openai.MethodNotAllowed(e.head.method, e.head.path, http.MethodPost), header("allow", http.MethodPost))
+		no = e.refuse(openai.MethodNotAllowed(e.head.method, e.head.path, http.MethodPost), header("allow", http.MethodPost))
 	case e.head.encoded:
-		return e.refuse(openai.Errorf(http.StatusUnsupportedMediaType, "Compressed request bodies are not supported; send the JSON as it is."))
+		no = e.refuse(openai.Errorf(http.StatusUnsupportedMediaType, "Compressed request bodies are not supported; send the JSON as it is."))
 	case m.GetEndOfStream() || e.head.length == 0:
 		return e.refuse(openai.Errorf(http.StatusBadRequest, "The request body is missing; send a JSON object."))
 	case e.head.length > limit:
-		return e.refuse(tooLarge(limit))
-	case !e.hold(e.head.length):
-		return e.refuse(openai.Unavailable(time.Second, "The server holds as many request bodies as it can. Please try again."))
+		no = e.refuse(tooLarge(limit))
+	case !e.expect(limit):
+		no = e.refuse(openai.Unavailable(time.Second, "The server takes as many large requests as it can. Please try again."))
+	default:
+		e.phase = atBody
+		return askForBody()
 	}
-	e.phase = atBody
-	return askForBody()
-}
-
-// hold takes bytes from the budget up to n in all; an unknown length (-1) takes
-// none yet. It never waits: Envoy gives an answer a second at most.
-func (e *Exchange) hold(n int64) bool {
-	n -= e.held
-	if n <= 0 {
-		return true
+	if m.GetEndOfStream() {
+		return no
 	}
-	if !e.s.cfg.Held.TryAcquire(n) {
-		return false
-	}
-	e.held += n
-	return true
+	return e.later(no)
 }
 
 // refuse ends the exchange with an error answer.
@@ -126,8 +130,8 @@ func (e *Exchange) refuse(err *openai.Error, extra ...headerOption) *extprocv3.P
 	return immediate(err.Status, err.Body(), "kvmesh_"+outcome, extra...)
 }
 
-// tooLarge is the answer to a body over the mesh's max_body. A chunked one is
-// refused by Envoy, when it has buffered that much.
+// tooLarge is the answer to a body over the mesh's max_body. A chunked one of many
+// times that is refused by Envoy, which holds no more.
 func tooLarge(limit int64) *openai.Error {
 	return openai.Errorf(http.StatusRequestEntityTooLarge, "The request body is too large: at most %d bytes are accepted.", limit)
 }

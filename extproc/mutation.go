@@ -65,19 +65,30 @@ func continueBody(c *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
 	}}
 }
 
-// askForBody lets Envoy hold the request until its whole body is there. All other
-// phases are named, because the zero value of a header mode means "send".
+// askForBody lets Envoy hold the request until its whole body is there.
 func askForBody() *extprocv3.ProcessingResponse {
 	resp := continueHeaders(nil)
-	resp.ModeOverride = &filterv3.ProcessingMode{
+	resp.ModeOverride = mode(filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_SKIP)
+	return resp
+}
+
+// streamBody has the body sent piece by piece while the headers still wait for
+// their answer.
+func streamBody() *extprocv3.ProcessingResponse {
+	return &extprocv3.ProcessingResponse{ModeOverride: mode(filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, filterv3.ProcessingMode_SEND)}
+}
+
+// mode is a processing mode of the request alone. All phases are named, because the
+// zero value of a header mode means "send".
+func mode(body filterv3.ProcessingMode_BodySendMode, trailers filterv3.ProcessingMode_HeaderSendMode) *filterv3.ProcessingMode {
+	return &filterv3.ProcessingMode{
 		RequestHeaderMode:   filterv3.ProcessingMode_SEND,
-		RequestBodyMode:     filterv3.ProcessingMode_BUFFERED,
-		RequestTrailerMode:  filterv3.ProcessingMode_SKIP,
+		RequestBodyMode:     body,
+		RequestTrailerMode:  trailers,
 		ResponseHeaderMode:  filterv3.ProcessingMode_SKIP,
 		ResponseBodyMode:    filterv3.ProcessingMode_NONE,
 		ResponseTrailerMode: filterv3.ProcessingMode_SKIP,
 	}
-	return resp
 }
 
 // toCandidates names the workers of an unparsed request.

@@ -11,12 +11,15 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
 // Server is Envoy's external processor. It is safe for concurrent use.
@@ -25,6 +28,9 @@ type Server struct {
 	cfg     Config
 	metrics *metrics
 	models  *modelNames // nil when the workers are asked
+	// arriving is the budget, in bytes, of large bodies that are on their way. Envoy
+	// holds what came of them.
+	arriving *semaphore.Weighted
 }
 
 // New returns a Server.
@@ -36,10 +42,13 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of extproc: %w", err)
 	}
-	return &Server{cfg: cfg, metrics: m, models: policyModels(cfg.Policy)}, nil
+	return &Server{
+		cfg: cfg, metrics: m, models: policyModels(cfg.Policy),
+		arriving: semaphore.NewWeighted(policy.Arriving * int64(cfg.Policy.Mesh.HeldBodies)),
+	}, nil
 }
 
-// Limits of the gRPC server. A body comes in one message of up to max_body; the
+// Limits of the gRPC server. A body comes in one message of what Envoy holds at most; the
 // windows let a usual one through without waiting for updates.
 const (
 	messageSlack = 1 << 20 // beside the body: headers and framing
@@ -54,7 +63,7 @@ const (
 // lets running exchanges finish. It closes lis.
 func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 	gs := grpc.NewServer(
-		grpc.MaxRecvMsgSize(int(s.cfg.Policy.Mesh.MaxBody)+messageSlack),
+		grpc.MaxRecvMsgSize(policy.BufferTimes*int(s.cfg.Policy.Mesh.MaxBody)+messageSlack),
 		grpc.MaxSendMsgSize(int(s.cfg.Policy.Mesh.MaxBody)+messageSlack),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),

@@ -77,7 +77,7 @@ func TestServerInBubble(t *testing.T) {
 		if len(got) != 2 || setHeaders(got[1].GetRequestBody().GetResponse().GetHeaderMutation())[names.Pool] != "big" {
 			t.Errorf("answers %v", got)
 		}
-		got = exchange(ctx, t, cc, headersMsg(false, "GET", "/v1/completions"), bodyMsg("{}"))
+		got = exchange(ctx, t, cc, headersMsg(true, "GET", "/v1/completions"), bodyMsg("{}"))
 		if len(got) != 1 || got[0].GetImmediateResponse() == nil {
 			t.Errorf("after an immediate answer: %v", got)
 		}

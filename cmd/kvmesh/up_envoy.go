@@ -103,7 +103,7 @@ func (m *localMesh) writeBootstrap(file string) error {
 	s := socketsIn(m.runDir)
 	b, err := envoy.Bootstrap(envoy.BootstrapConfig{
 		Node: m.envoyNode(), Zone: m.set.Mesh.Zone,
-		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot,
+		Admin: m.addr.admin, XDS: s.xds, Snapshot: s.snapshot, MaxHeap: uint64(m.set.Mesh.Envoy.MaxHeap),
 	})
 	if err != nil {
 		return err

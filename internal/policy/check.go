@@ -111,6 +111,8 @@ func (p *parser) mesh(m *Mesh) {
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
 	m.KV.Limit = cmp.Or(m.KV.Limit, 4<<30)
+	m.BodyTimeout = cmp.Or(m.BodyTimeout, Duration(120*time.Second))
+	m.Envoy.MaxHeap = cmp.Or(m.Envoy.MaxHeap, 1<<30+Arriving*m.HeldBodies)
 	m.ExtProc.MessageTimeout = cmp.Or(m.ExtProc.MessageTimeout, Duration(time.Second))
 	for _, f := range []struct {
 		name string

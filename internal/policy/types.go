@@ -65,6 +65,15 @@ func (d Duration) MarshalYAML() (any, error) {
 	return time.Duration(d).String(), nil
 }
 
+// BufferTimes is how many times Mesh.MaxBody Envoy takes in of a body whose length
+// it was not told. Past the limit Envoy stops reading, and a client that only sends
+// sees a reset connection; up to there it gets its answer.
+const BufferTimes = 2
+
+// Arriving is how many times Mesh.HeldBodies the large bodies on their way may
+// announce. They hold what came of them only, and that in Envoy.
+const Arriving = 4
+
 // Mesh says how one deployment runs: where it listens, its limits. It is the one
 // document that is no policy (see RATIONALE.md); at most one per set.
 type Mesh struct {
@@ -75,6 +84,7 @@ type Mesh struct {
 	DefaultPool string   `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
 	MaxBody     Bytes    `yaml:"maxBody"`     // largest request body, default 32Mi
 	HeldBodies  Bytes    `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
+	BodyTimeout Duration `yaml:"bodyTimeout"` // time a request has to arrive whole, default 120s
 	ExtProc     ExtProc  `yaml:"extProc"`
 	Envoy       Envoy    `yaml:"envoy"`
 	Registry    Registry `yaml:"registry"`
@@ -123,6 +133,9 @@ type ExtProc struct {
 type Envoy struct {
 	Concurrency int    `yaml:"concurrency"` // worker threads, default 2
 	LogLevel    string `yaml:"logLevel"`    // default warning
+	// MaxHeap is the memory near which Envoy ends the requests that hold most of it
+	// and takes no new ones, default 1Gi beside the bodies on their way: 3Gi.
+	MaxHeap Bytes `yaml:"maxHeap"`
 }
 
 // WorkerPool says which workers serve together and how their health counts.

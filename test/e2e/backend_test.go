@@ -176,3 +176,73 @@ func TestBackendsByModel(t *testing.T) {
 		t.Errorf("unknown model: status %d, %v", resp.StatusCode, out)
 	}
 }
+
+// Whatever a server's errors look like, clients get OpenAI's.
+func TestBackendErrors(t *testing.T) {
+	var status atomic.Int64
+	var kind, text atomic.Value
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+	})
+	mux.HandleFunc("POST /", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind.Load().(string))
+		w.WriteHeader(int(status.Load()))
+		_, _ = io.WriteString(w, text.Load().(string))
+	})
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	m := testmesh.Start(t, bin, t.TempDir(), "--backend", srv.URL)
+	for _, c := range []struct {
+		status     int
+		kind, text string
+	}{
+		{422, "application/json", `{"detail":[{"loc":["body","x"],"msg":"field required"}]}`},
+		{404, "application/json", `{"detail":"Not Found"}`},
+		{400, "application/json", `{"object":"error","message":"too long"}`},
+		{429, "text/plain", "slow down"},
+		{503, "text/html", "<h1>Service Unavailable</h1>"},
+		{413, "text/html", "<h1>Request Entity Too Large</h1>"},
+	} {
+		status.Store(int64(c.status))
+		kind.Store(c.kind)
+		text.Store(c.text)
+		for _, path := range []string{"/v1/completions", "/v1/rerank"} {
+			resp, out := send(t, m, path, `{"model":"m","prompt":"x"}`, nil)
+			e, _ := out["error"].(map[string]any)
+			if resp.StatusCode != c.status || e["message"] == nil || e["type"] == nil {
+				t.Errorf("%s, %d %s: status %d, %v", path, c.status, c.text, resp.StatusCode, out)
+			}
+			if busy := c.status == 429 || c.status == 503; busy != (resp.Header.Get("Retry-After") != "") {
+				t.Errorf("%s, %d: Retry-After %q", path, c.status, resp.Header.Get("Retry-After"))
+			}
+		}
+	}
+}
+
+// A worker of ours may stand behind another mesh as a server like any.
+func TestBackendIsAWorker(t *testing.T) {
+	inner := startSim(t)
+	addr := inner.Workers(t)[0].Address
+	m := testmesh.Start(t, bin, t.TempDir(), "--backend", addr)
+	for n := range 4 {
+		body := fmt.Sprintf(`{"model":"sim-1","prompt":"x","max_tokens":2,"stream":%v}`, n%2 == 0)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.OpenAI+"/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close() // read to its end
+		if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(text), `"finish_reason":"length"`) {
+			t.Errorf("%s: status %d, %s, %v", body, resp.StatusCode, text, err)
+		}
+	}
+	if resp, out := send(t, m, "/v1/embeddings", `{"model":"sim-1","input":"x"}`, nil); resp.StatusCode == http.StatusMisdirectedRequest {
+		t.Errorf("embeddings: %v", out)
+	}
+}
