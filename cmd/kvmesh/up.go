@@ -75,6 +75,7 @@ type runningMesh struct {
 	Gateway string `json:"gateway"` // the gateway's /health and /metrics
 	PID     int    `json:"pid"`
 	RunDir  string `json:"run_dir"`
+	KVDir   string `json:"kv_dir,omitempty"` // where the workers keep their KV
 }
 
 func runUp(ctx context.Context, e *env, o upOptions) error {
@@ -184,7 +185,7 @@ spec: {engine: openai, static: %s}
 
 // announce writes .kvmesh/up.json and the ready line.
 func (m *localMesh) announce() error {
-	r := runningMesh{readyLine: m.ready(), Gateway: "http://" + m.addr.metrics, PID: os.Getpid(), RunDir: m.runDir}
+	r := runningMesh{readyLine: m.ready(), Gateway: "http://" + m.addr.metrics, PID: os.Getpid(), RunDir: m.runDir, KVDir: m.kv.dir}
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode up.json: %w", err)

@@ -210,6 +210,21 @@ type StreamView struct {
 	Stream  bool    `json:"stream"`  // false: one whole answer
 	Events  int64   `json:"events"`  // passed on to the client, about one per token
 	Seconds float64 `json:"seconds"` // since it began
+	// Moves of a stream that went on at another worker, in order.
+	Moves []MoveView `json:"moves,omitempty"`
+}
+
+// MoveView is one move of a stream.
+type MoveView struct {
+	From  string `json:"from"`  // worker
+	To    string `json:"to"`    // worker
+	Cause string `json:"cause"` // what made it move
+	// KV says how it went on: exact, restored, replayed, text, or anew where nothing
+	// had been delivered.
+	KV         string  `json:"kv"`
+	Restored   int     `json:"restored"`    // tokens whose KV was restored
+	Computed   int     `json:"computed"`    // tokens computed before the next one
+	GapSeconds float64 `json:"gap_seconds"` // from what made it move to the next token
 }
 
 // StreamList is the body of GET /v1/streams.
