@@ -161,7 +161,7 @@ func (g *generation) resume(rc resumedChoice) error {
 	}
 	// Text that a later token has freed may be ahead of the tokens.
 	early := rc.TextBytes - len(text)
-	if rc.TextBytes < 0 || early > utf8.UTFMax*len(c.emit.buf) {
+	if rc.TextBytes < 0 || early > utf8.UTFMax*len(c.emit.buf) && (rc.Text == "" || c.resumed.reason == "") {
 		return openai.Invalid(param, "Invalid '%s': choice %d delivered %d bytes of text, its tokens have %d.", param, rc.Index, rc.TextBytes, len(text))
 	}
 	if c.skip = max(early, 0); early <= 0 && c.begun {
@@ -188,8 +188,9 @@ func (g *generation) byText(c *choice, rc *resumedChoice) error {
 	if bad != nil {
 		return bad
 	}
-	rc.TokenIDs, err = g.engine.Tokenize(req.Request, 0)
-	c.resumed.byText = true
+	ids, err := g.engine.Tokenize(req.Request, 0)
+	// These may be more than those that were generated; then none are left to come.
+	rc.TokenIDs, c.resumed.byText = ids[:min(len(ids), c.params.MaxTokens)], true
 	return err
 }
 
