@@ -40,8 +40,12 @@ type Config struct {
 	// RelaySecret is what the relay proves itself with (header names.Relay). Without
 	// one nobody is believed to be the relay, so nothing is resumed here.
 	RelaySecret string
-	KV          KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
-	CatchUp     CatchUp  // how continuations decode what was not restored
+	// TrustPriority lets everybody say how important a request is, by the header
+	// names.Priority or vLLM's body field "priority". Otherwise the relay's header counts
+	// alone.
+	TrustPriority bool
+	KV            KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
+	CatchUp       CatchUp  // how continuations decode what was not restored
 
 	GPU GPUProbe // reads the worker's GPUs, nil = nobody does
 

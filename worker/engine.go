@@ -124,6 +124,7 @@ type Params struct {
 	// generated already, elsewhere: penalties and the generator go on after them.
 	Delivered int
 	CatchUp   CatchUp   // how those without stored KV are decoded
+	Priority  int       // a higher one goes first and gives way last; 0 = ordinary
 	KV        KVSession // keeps the KV elsewhere, nil = nobody does
 	// Sim holds the raw body field "sim", for the simulator only; nil otherwise.
 	Sim []byte
@@ -162,4 +163,10 @@ type Load struct {
 	KVUsage      float64 // 0..1
 	PromptTokens uint64  // prefilled since start
 	GenTokens    uint64  // generated since start
+
+	// Preempted counts the times since start that a sequence gave its place to another
+	// one, Resumed those after which it went on from its KV without prefilling it
+	// again; PausedBytes is the memory that such KV takes now, outside of the engine's.
+	Preempted, Resumed uint64
+	PausedBytes        int64
 }

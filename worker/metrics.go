@@ -72,7 +72,7 @@ func newMetrics(reg *prometheus.Registry, model func() string, load func() Load)
 type loadCollector struct{ m *metrics }
 
 // loadMetrics lists the metrics that are read off the engine's load.
-func loadMetrics() [5]struct {
+func loadMetrics() [8]struct {
 	name, help string
 	kind       prometheus.ValueType
 	value      func(Load) float64
@@ -101,6 +101,18 @@ func loadMetrics() [5]struct {
 		{
 			"vllm:generation_tokens_total", "Tokens generated.", prometheus.CounterValue,
 			func(l Load) float64 { return float64(l.GenTokens) },
+		},
+		{
+			"vllm:num_preemptions_total", "Times that a sequence gave its place to another.", prometheus.CounterValue,
+			func(l Load) float64 { return float64(l.Preempted) },
+		},
+		{
+			"kvmesh_worker_resumed_total", "Times that a sequence went on from its KV after it had given way.", prometheus.CounterValue,
+			func(l Load) float64 { return float64(l.Resumed) },
+		},
+		{
+			"kvmesh_worker_paused_bytes", "Memory of the KV of sequences that gave way.", prometheus.GaugeValue,
+			func(l Load) float64 { return float64(l.PausedBytes) },
 		},
 	}
 }

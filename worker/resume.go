@@ -23,20 +23,45 @@ type caller struct {
 	relay   bool
 	stream  string // id of the stream, of the relay's requests only
 	attempt int    // likewise, 0 = not said
+
+	priority int  // of the request, 0 = ordinary
+	trusted  bool // the body may say a priority, too
 }
 
 // caller reads and checks the headers of a request.
 func (s *Server) caller(r *http.Request) caller {
 	// Hashes have equal lengths, so the comparison takes as long for every guess.
+	c := caller{trusted: s.cfg.TrustPriority}
 	got, want := sha256.Sum256([]byte(r.Header.Get(names.Relay))), sha256.Sum256([]byte(s.cfg.RelaySecret))
-	if s.cfg.RelaySecret == "" || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
-		return caller{}
+	c.relay = s.cfg.RelaySecret != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	if value := r.Header.Get(names.Priority); value != "" && (c.relay || c.trusted) {
+		c.trusted = false // the header is the mesh's word
+		if n, err := strconv.ParseInt(value, 10, 32); err == nil {
+			c.priority = int(n)
+		}
 	}
-	c := caller{relay: true, stream: r.Header.Get(names.Stream)}
+	if !c.relay {
+		return c
+	}
+	c.stream = r.Header.Get(names.Stream)
 	if n, err := strconv.Atoi(r.Header.Get(names.Attempt)); err == nil && n > 0 {
 		c.attempt = n
 	}
 	return c
+}
+
+// rank is the priority of a request. vLLM's field counts the other way round: the
+// lower number goes first.
+func (c caller) rank(req *openai.Request) (int, error) {
+	raw := req.Raw("priority")
+	if !c.trusted || raw == nil {
+		return c.priority, nil
+	}
+	n, err := strconv.ParseInt(string(raw), 10, 32)
+	if err != nil {
+		return 0, openai.Invalid("priority", "Invalid 'priority': it must be an integer of 32 bits.")
+	}
+	return int(-n), nil
 }
 
 // meshField is the body field "kvmesh" of the relay's requests. Fields it does not
@@ -77,6 +102,10 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 			return openai.Invalid(openai.ReservedField, "Invalid '%s': %v.", openai.ReservedField, err)
 		}
 	}
+	priority, err := from.rank(req)
+	if err != nil {
+		return err
+	}
 	stream, attempt := from.stream, from.attempt
 	if r := field.Resume; r != nil {
 		if r.Stream == "" || r.Attempt < 1 {
@@ -102,7 +131,7 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 	}
 	for _, c := range g.choices {
 		c.tokenIDs = field.TokenIDs
-		c.params.CatchUp = s.cfg.CatchUp
+		c.params.CatchUp, c.params.Priority = s.cfg.CatchUp, priority
 		if s.cfg.KV != nil && c.resumed.reason == "" {
 			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt})
 		}

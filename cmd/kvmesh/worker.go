@@ -27,6 +27,7 @@ type workerOptions struct {
 	checkpointEvery int // tokens between two checkpoints
 	queue           int
 	kvTokens        int
+	pauseBytes      int64
 	threads         int
 	llamaLib        string
 	weights         string
@@ -85,6 +86,8 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.IntVar(&o.checkpointEvery, "checkpoint-interval", 16, "tokens between two checkpoints of a stream")
 	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length)")
+	f.Int64Var(&o.pauseBytes, "kv-pause-limit", 512<<20, "llamacpp: most bytes of KV kept of sequences that gave way, 0 = none")
+	f.BoolVar(&o.TrustPriority, "trust-priority", false, "believe everybody's x-kvmesh-priority and body field priority, not the relay's alone")
 	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
 	f.StringVar(&o.llamaLib, "llama-lib", "", "folder of llama.cpp's libraries (default KVMESH_LLAMA_LIB, else the fetched ones)")
 	f.StringVar(&o.weights, "weights", "", "GGUF file (default KVMESH_MODEL, else the fetched model)")
@@ -193,6 +196,6 @@ func (o workerOptions) openLlama(ctx context.Context, hashes string, progress fu
 	return llamacpp.Open(ctx, llamacpp.Config{
 		LibDir: o.llamaLib, ModelPath: o.weights, Name: o.Model, CacheDir: hashes,
 		ContextLen: o.context, Cells: o.kvTokens, MaxSeqs: o.seqs, MaxQueue: o.queue, Threads: o.threads,
-		BatchTokens: o.batchTokens, ChatTemplate: string(template), Progress: progress, Log: o.Log,
+		PauseBytes: cmp.Or(o.pauseBytes, -1), BatchTokens: o.batchTokens, ChatTemplate: string(template), Progress: progress, Log: o.Log,
 	})
 }

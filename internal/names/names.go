@@ -31,6 +31,9 @@ const (
 	// Relay carries the secret by which a worker knows that a request comes from the
 	// relay, so that the body field "kvmesh" and the stream's id are believed.
 	Relay = "x-kvmesh-relay"
+	// Priority is a request's priority, a decimal integer with the meaning of an
+	// InferenceObjective's: higher goes first, 0 when absent, negative = may be shed.
+	Priority = "x-kvmesh-priority"
 )
 
 // RouteRelay is the value of Route that selects the relay.
@@ -91,7 +94,7 @@ func Foreign() []string {
 func Stripped() []string {
 	return []string{
 		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge, Worker, Upstream,
-		Relay, "x-kvmesh-kv", "x-kvmesh-tenant", "x-kvmesh-priority",
+		Relay, "x-kvmesh-kv", "x-kvmesh-tenant", Priority,
 		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
 		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",
 		"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",

@@ -25,6 +25,9 @@ type Config struct {
 	Cells      int // KV cells of all sequences together; default ContextLen
 	MaxSeqs    int // sequences at once; default 4
 	MaxQueue   int // requests that may wait beside them; default 256, negative = none
+	// PauseBytes bounds the copies of KV of sequences that gave way; default 512 MiB,
+	// negative = none are made.
+	PauseBytes int64
 	// BatchTokens bounds the tokens of one decode; default 512.
 	BatchTokens int
 	// PrefillTokens bounds the prompt tokens of a decode that also generates;
@@ -50,6 +53,9 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxSeqs, 4)
 	def(&c.MaxQueue, 256)
 	c.MaxQueue = max(c.MaxQueue, 0)
+	if c.PauseBytes == 0 {
+		c.PauseBytes = 512 << 20
+	}
 	def(&c.BatchTokens, 512)
 	def(&c.PrefillTokens, min(64, c.BatchTokens))
 	def(&c.Threads, 1)

@@ -6,23 +6,27 @@
 // A llama.cpp context is not safe for concurrent use. One goroutine, locked to
 // its thread, owns it: the loop. Everybody else hands it functions, which it runs
 // between two decodes. Each turn of the loop builds one batch: one token of every
-// sequence that is generating, then prompt tokens of new ones, in order of
-// arrival, up to Config.BatchTokens; while others generate, prompt tokens are
+// sequence that is generating, then prompt tokens of new ones, in the order below,
+// up to Config.BatchTokens; while others generate, prompt tokens are
 // bounded by Config.PrefillTokens so that their gaps stay short.
 //
 // # Room
 //
-// All sequences share Config.Cells cells, one per token. A request is admitted,
-// in order of arrival, when a sequence is free and its prompt fits beside what
-// the others hold. No room is reserved for tokens not yet generated: when the
-// cells run out, the youngest sequence gives its own back, returns to the head of
-// the queue, and later prefills prompt and answer again. Its consumer sees a
-// pause, nothing else. One sequence alone always fits, so the oldest always
-// advances.
+// All sequences share Config.Cells cells, one per token. Requests are admitted in
+// order of priority, then of arrival, when a sequence is free and the prompt fits
+// beside what the others hold; nobody overtakes. A request takes the places of running
+// ones of a lower priority. No room is reserved for tokens not yet generated: when the
+// cells run out, the last sequence in that order gives its own back and waits again. One
+// sequence alone always fits, so the first one always advances.
 //
-// A consumer that stops reading holds up nobody: its sequence rests once
-// its buffer of tokens is full, and gives its place to a waiting one in the same
-// way.
+// A sequence that gives way keeps its KV in a copy, within Config.PauseBytes, which is
+// loaded when it comes back: it goes on bit for bit where it stood. Past that bound its
+// session is asked for what it has stored, and what nobody has is computed again. Its
+// consumer sees a pause, nothing else.
+//
+// A consumer that stops reading holds up nobody: its sequence rests once its buffer of
+// tokens is full, and gives its place to a waiting one in the same way, until half of the
+// buffer is read.
 //
 // # KV in and out
 //

@@ -91,7 +91,7 @@ func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
 		e.model.ToolMark = p.voc.toolMark(p.chat.format, func(s string) ([]int32, error) { return p.text.Tokenize(s, false) })
 		loaded <- nil
 		l := newLoop(cfg, p.dec, p.voc, &e.g, &e.closes)
-		l.kv = p.kv
+		l.kv, l.send = p.kv, e.in.send
 		l.run(e.in)
 		e.life.Lock()
 		defer e.life.Unlock()
@@ -114,6 +114,9 @@ func (e *Engine) Load() worker.Load {
 		KVUsage:      float64(e.g.cells.Load()) / float64(e.cfg.Cells),
 		PromptTokens: e.g.prompt.Load(),
 		GenTokens:    e.g.generated.Load(),
+		Preempted:    e.g.preempted.Load(),
+		Resumed:      e.g.resumed.Load(),
+		PausedBytes:  e.g.saved.Load(),
 	}
 }
 
@@ -151,7 +154,7 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	// Bounded by calls, not by the length of the queue: a sequence that gives way
 	// joins the queue without asking.
 	defer e.inside.Add(-1)
-	if e.inside.Add(1) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) {
+	if e.inside.Add(1) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) && !e.displace(p.Priority) {
 		return worker.ErrBusy
 	}
 	s := newSequence(ids, p)
@@ -161,8 +164,9 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	}
 	defer free()
 	if p.KV != nil {
-		s.stored = p.KV.Restore(ctx, ids, e.prefillTime(len(ids)))
-		defer s.forget() // what the loop has not: it is done with s by then
+		s.stored = p.KV.Restore(ctx, ids, e.g.prefillTime(len(ids)))
+		defer s.forget()      // what the loop has not: it is done with s by then
+		defer s.errand.Wait() // before
 	}
 	e.g.waiting.Add(1)
 	if !e.in.send(func(l *loop) { l.enqueue(s) }) {
@@ -189,9 +193,18 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	}
 }
 
+// displace has a waiting request of a lower priority refused, in a queue that is full.
+func (e *Engine) displace(priority int) (ok bool) {
+	if last := e.g.last.Load(); last >= int64(priority) { // nobody is larger than all
+		return false
+	}
+	e.in.call(func(l *loop) { ok = l.displace(priority) })
+	return ok
+}
+
 // prefillTime estimates how long n tokens take to prefill, from what was measured.
-func (e *Engine) prefillTime(n int) time.Duration {
-	per := e.g.perToken.Load()
+func (g *gauges) prefillTime(n int) time.Duration {
+	per := g.perToken.Load()
 	if per == 0 {
 		per = int64(firstPerToken)
 	}

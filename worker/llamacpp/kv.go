@@ -64,11 +64,7 @@ func (l *loop) loadNext(s *sequence) {
 	begin := time.Now()
 	r := s.stored.Ranges[0]
 	s.stored.Ranges = s.stored.Ranges[1:]
-	// The newest token must be decoded for its logits.
-	to := min(r.To, len(s.tokens)-1)
-	if r.Good > 0 {
-		to = min(to, r.Good)
-	}
+	to := s.wanted(r)
 	err := errGap
 	if r.From <= s.cached && s.cached < to {
 		err = l.kv.LoadRange(s.slot, s.cached, to, r)
@@ -79,31 +75,48 @@ func (l *loop) loadNext(s *sequence) {
 	s.loading += time.Since(begin)
 	if err != nil {
 		l.cfg.Log.Warn("stored KV is refused; prefilling instead", "from", r.From, "to", r.To, "err", err)
-		s.loaded(fmt.Errorf("load KV of tokens %d to %d: %w", r.From, r.To, err))
+		l.loaded(s, fmt.Errorf("load KV of tokens %d to %d: %w", r.From, r.To, err))
 		return
 	}
 	l.g.cells.Add(int64(to - s.cached))
-	s.cached, s.restored = to, to
+	s.cached = to
+	if !s.again {
+		s.restored = to
+	}
 	if len(s.stored.Ranges) == 0 {
-		s.loaded(nil)
+		l.loaded(s, nil)
 	}
 }
 
 // loaded ends the loading of stored KV. It may be called again.
-func (s *sequence) loaded(err error) {
+func (l *loop) loaded(s *sequence, err error) {
+	from, given := s.restored, s.given
+	if s.again {
+		// What the sequence has generated here counts as delivered.
+		from, given = s.cached, len(s.tokens)
+		if err == nil && from > 0 {
+			l.g.resumed.Add(1)
+		}
+	}
+	if from >= s.prompt && given-from <= catchUpMost && s.params.CatchUp == worker.CatchUpExact {
+		s.exactFrom, s.exactTo = from, given
+	}
+	l.unsave(s)
+	s.again = false
 	done := s.stored.Done
 	s.stored = worker.KVChain{}
-	if s.restored >= s.prompt && s.given-s.restored <= catchUpMost && s.params.CatchUp == worker.CatchUpExact {
-		s.exactFrom, s.exactTo = s.restored, s.given
-	}
 	if done != nil {
-		done(s.restored, s.loading, err)
+		done(from, s.loading, err)
 	}
 }
 
 // keep lets the session of s copy what it wants of the KV.
 func (l *loop) keep(s *sequence, last bool) {
 	if s.params.KV == nil || l.kv == nil {
+		return
+	}
+	if s.fetching { // the session is not to be disturbed
+		s.lastStep = s.lastStep || last
 		return
 	}
 	s.params.KV.Step(s.tokens, s.cached, last, func(dst []byte, from, to int) ([]byte, error) {
@@ -148,7 +161,7 @@ func (l *loop) share(s *sequence) {
 	l.g.cells.Add(int64(best))
 	s.cached, s.shared = best, best
 	s.stored.Ranges = nil
-	s.loaded(nil)
+	l.loaded(s, nil)
 }
 
 // common is the length of the longest common prefix.

@@ -51,6 +51,14 @@ type gauges struct {
 	// Totals since the start. A token that is prefilled again counts again.
 	prompt, generated atomic.Uint64
 	perToken          atomic.Int64 // of prefill in nanoseconds, 0 = not measured yet
+
+	// preempted counts the times that a sequence gave way, and resumed those after
+	// which its KV was restored; saved is the memory of the copies kept now, in bytes.
+	preempted, resumed atomic.Uint64
+	saved              atomic.Int64
+	// last is the priority of the waiting request that would be refused for a higher
+	// one, nobody when there is none.
+	last atomic.Int64
 }
 
 // loop owns the context. All of it belongs to the goroutine in run.
@@ -70,11 +78,17 @@ type loop struct {
 	voc *vocabulary
 	g   *gauges
 
-	running []*sequence // in order of admission
-	waiting []*sequence // in order of arrival, those that gave way first
+	running []*sequence // in order, see sequence.before
+	waiting []*sequence // likewise
+	arrived uint64      // sequences so far, the age of the next one
 	free    []int       // slots
-	closing bool
-	leaving *atomic.Bool // set by Close before it sends closing
+
+	// send hands a function to the loop from another goroutine; nil in tests without
+	// one, which then fetch nothing.
+	send     func(func(*loop)) bool
+	perToken int64 // bytes of a token's KV, as measured, 0 = not known
+	closing  bool
+	leaving  *atomic.Bool // set by Close before it sends closing
 
 	// The turn's batch and whose tokens are in it; rebuilt each turn, kept for
 	// their memory.
@@ -96,6 +110,7 @@ func newLoop(cfg Config, dec decoder, voc *vocabulary, g *gauges, leaving *atomi
 	for slot := cfg.MaxSeqs - 1; slot >= 0; slot-- {
 		l.free = append(l.free, slot)
 	}
+	g.last.Store(nobody)
 	return l
 }
 
@@ -141,25 +156,20 @@ func (l *loop) shutdown() {
 	}
 }
 
-// enqueue takes a new sequence, already counted in g.waiting.
-func (l *loop) enqueue(s *sequence) {
-	l.waiting = append(l.waiting, s)
-}
-
 // drop forgets a sequence and frees its cells and slot. Sequences that have ended
 // are gone already: their consumer may say good-bye late.
 func (l *loop) drop(s *sequence) {
 	if s.ended {
 		return
 	}
+	l.unsave(s)
 	if s.slot >= 0 {
 		l.keep(s, true)
 		l.release(s)
 		return
 	}
 	if i := slices.Index(l.waiting, s); i >= 0 {
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-		l.g.waiting.Add(-1)
+		l.leaveQueue(i)
 	}
 	s.forget()
 	l.keep(s, true)
@@ -182,71 +192,7 @@ func (l *loop) release(s *sequence) {
 	l.g.running.Add(-1)
 	l.g.cells.Add(-int64(s.cached))
 	s.slot, s.cached = -1, 0
-	s.exactFrom, s.exactTo = 0, 0 // what follows is prefilled again
-}
-
-// yield makes a running sequence wait again, at a place in the queue, to prefill
-// prompt and answer later. Its sampler keeps its offset, so the tokens to come are
-// those that would have come.
-func (l *loop) yield(s *sequence, at int) {
-	l.cfg.Log.Debug("sequence gives way", "tokens", len(s.tokens), "running", len(l.running))
-	l.release(s)
-	l.waiting = slices.Insert(l.waiting, at, s)
-	l.g.waiting.Add(1)
-}
-
-// admit starts waiting sequences in order. One whose consumer has not made room
-// since it gave way does not count as waiting.
-func (l *loop) admit() {
-	for {
-		i := slices.IndexFunc(l.waiting, func(s *sequence) bool { return !s.resting() })
-		if i < 0 {
-			return
-		}
-		s := l.waiting[i]
-		if len(l.free) == 0 || !l.fits(s) {
-			// Its place may be held by one that does nothing with it. Nobody
-			// overtakes s: a stream of small requests would starve a large one.
-			j := l.lastResting()
-			if j < 0 {
-				return
-			}
-			l.yield(l.running[j], len(l.waiting))
-			continue
-		}
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-		s.slot = l.free[len(l.free)-1]
-		l.free = l.free[:len(l.free)-1]
-		l.running = append(l.running, s)
-		l.g.running.Add(1)
-		l.g.waiting.Add(-1)
-		l.share(s)
-	}
-}
-
-// lastResting is the index of the youngest running sequence whose consumer is
-// behind, -1 when there is none.
-func (l *loop) lastResting() int {
-	for i := len(l.running) - 1; i >= 0; i-- {
-		if l.running[i].resting() {
-			return i
-		}
-	}
-	return -1
-}
-
-// headroom is how many tokens each sequence should be able to generate after an
-// admission before cells run out. It keeps one that gave way from returning at
-// once, only to give way again: it comes back when another has ended.
-const headroom = 16
-
-// fits reports whether s can start beside those running.
-func (l *loop) fits(s *sequence) bool {
-	need := min(len(s.tokens)+headroom, l.cfg.ContextLen)
-	for _, r := range l.running {
-		need += min(len(r.tokens)+headroom, l.cfg.ContextLen)
-	}
-	return need <= l.cfg.Cells
+	s.exactFrom, s.exactTo = 0, 0 // unless its KV comes back
 }
 
 // plan fills the batch. When there are fewer cells than it needs, sequences give
@@ -254,22 +200,11 @@ func (l *loop) fits(s *sequence) bool {
 func (l *loop) plan() {
 	for {
 		l.fill()
-		if int(l.g.cells.Load())+len(l.batch) <= l.cfg.Cells {
+		if int(l.g.cells.Load())+len(l.batch)+l.toLoad() <= l.cfg.Cells {
 			return
 		}
 		l.makeRoom()
 	}
-}
-
-// makeRoom frees the cells of one sequence: one that rests, else the youngest.
-// There are at least two, since one alone fits.
-func (l *loop) makeRoom() {
-	at := l.lastResting()
-	if at < 0 {
-		l.yield(l.running[len(l.running)-1], 0)
-		return
-	}
-	l.yield(l.running[at], len(l.waiting))
 }
 
 // fill collects one token of each generating sequence, then prompt tokens. Room

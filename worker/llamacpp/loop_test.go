@@ -89,6 +89,9 @@ func (r *rig) idle() {
 	if used := r.fake.used(); used != 0 || r.g.cells.Load() != 0 || r.g.running.Load() != 0 || r.g.waiting.Load() != 0 {
 		r.Errorf("not idle: %d cells used, counted %d, running %d, waiting %d", used, r.g.cells.Load(), r.g.running.Load(), r.g.waiting.Load())
 	}
+	if n := r.g.saved.Load(); n != 0 || r.g.last.Load() != nobody {
+		r.Errorf("not idle: %d bytes of KV are kept, a request of priority %d waits", n, r.g.last.Load())
+	}
 	if len(r.free) != r.cfg.MaxSeqs || len(r.running)+len(r.loop.waiting) != 0 {
 		r.Errorf("not idle: %d of %d slots free, %d running, %d waiting", len(r.free), r.cfg.MaxSeqs, len(r.running), len(r.loop.waiting))
 	}
@@ -338,13 +341,19 @@ func TestRandomSchedules(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
 		cfg := tight()
 		cfg.MaxSeqs, cfg.Cells = 1+rnd.IntN(4), 48+rnd.IntN(60)
+		cfg.PauseBytes = []int64{-1, 200, 1 << 20}[seed%3]
 		r := newRig(t, cfg, cfg.Cells-rnd.IntN(2)*rnd.IntN(8)) // sometimes fuller than counted
+		if seed%2 == 0 {
+			r.withKV()
+		}
 		var all []*stream
 		for range 300 {
 			switch k := rnd.IntN(10); {
 			case k == 0 && len(all) < 12:
 				i := uint64(len(all))
-				all = append(all, r.start(prompt(1+rnd.IntN(30), i), exactly(1+rnd.IntN(40))))
+				p := exactly(1 + rnd.IntN(40))
+				p.Priority = rnd.IntN(3) - 1
+				all = append(all, r.start(prompt(1+rnd.IntN(30), i), p))
 			case k == 1 && len(all) > 0:
 				if s := all[rnd.IntN(len(all))]; rnd.IntN(4) == 0 && !s.ended {
 					r.fail(s.sequence, ErrClosed)

@@ -1,6 +1,8 @@
 package llamacpp
 
 import (
+	"cmp"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +27,7 @@ type sequence struct {
 	err  error
 	gone atomic.Bool // the consumer has left and is about to say so
 
+	age     uint64  // counts up in order of arrival
 	tokens  []int32 // prompt and answer
 	cached  int     // how many of tokens are in the KV; the newest one never is before the next decode
 	slot    int     // sequence id in the context, -1 while it waits
@@ -40,6 +43,15 @@ type sequence struct {
 	exactFrom, exactTo int
 	mixed              bool // others were in a batch that should have been a single token
 	begun              bool // a token was sent
+
+	preempted bool  // it gave way and has not been started again
+	slow      bool  // it gave way because its consumer was behind
+	saved     saved // its KV at that time, until it is loaded again
+	again     bool  // stored is KV of its own from before it gave way
+	// fetching says that its session is looking for stored KV, beside the loop, in
+	// errand; lastStep that the session is to be told of the end after that.
+	fetching, lastStep bool
+	errand             sync.WaitGroup
 }
 
 func newSequence(ids []int32, p worker.Params) *sequence {
@@ -84,7 +96,20 @@ func (s *sequence) resting() bool { return len(s.out) == cap(s.out) }
 
 // ready reports that s can be decoded: it loads no stored KV and its consumer has
 // room for what comes.
-func (s *sequence) ready() bool { return len(s.stored.Ranges) == 0 && !s.resting() }
+func (s *sequence) ready() bool {
+	return len(s.stored.Ranges) == 0 && !s.fetching && !s.resting()
+}
+
+// back reports that a waiting sequence has use for a place. One whose consumer was
+// behind must have caught up by half, or it would come and go with every token.
+func (s *sequence) back() bool {
+	return !s.resting() && (!s.slow || len(s.out) <= cap(s.out)/2)
+}
+
+// order sorts by priority, then by age.
+func order(a, b *sequence) int {
+	return cmp.Or(cmp.Compare(b.params.Priority, a.params.Priority), cmp.Compare(a.age, b.age))
+}
 
 // end closes the way to the consumer, with the error it will see after the tokens
 // it has not taken, or nil after a token with Finish.
