@@ -33,8 +33,8 @@ demo: clients build ## fetch what is needed, run the main job on a real model an
 	@bin/kvmesh fetch --quiet envoy llama model
 	@bin/kvmesh demo
 
-tools: clients build ## fetch Envoy, llama.cpp, the model and a Redis into the user's cache
-	@bin/kvmesh fetch envoy llama model redis
+tools: clients build ## fetch Envoy, llama.cpp, the model, a Redis and an S3 server into the user's cache
+	@bin/kvmesh fetch envoy llama model redis s3
 
 build: preflight ## build bin/kvmesh, without a C compiler
 	CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS) -o bin/kvmesh ./cmd/kvmesh

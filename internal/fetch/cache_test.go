@@ -192,20 +192,22 @@ func TestClientsAreAskedForHashes(t *testing.T) {
 	}
 }
 
-func TestRedisOfTheSystemComesFirst(t *testing.T) {
-	w := newWorld(t)
-	redis := *w.asset(Envoy)
-	redis.name = Redis
-	w.cfg.table = append(w.cfg.table, redis)
-	for system, want := range map[string]string{"sh": "sh", "no-such-redis": "envoy", "-": "envoy"} {
-		w.cfg.SystemRedis = system
-		paths, err := Ensure(t.Context(), w.cfg, Redis)
-		if err != nil || filepath.Base(paths.Redis) != want || paths.Get(Redis) != paths.Redis {
-			t.Errorf("%s: %+v, %v", system, paths, err)
+func TestServersOfTheSystemComeFirst(t *testing.T) {
+	for _, name := range []string{Redis, S3} {
+		w := newWorld(t)
+		a := *w.asset(Envoy)
+		a.name = name
+		w.cfg.table = append(w.cfg.table, a)
+		for system, want := range map[string]string{"sh": "sh", "no-such-server": "envoy", "-": "envoy"} {
+			w.cfg.SystemRedis, w.cfg.SystemS3 = system, system
+			paths, err := Ensure(t.Context(), w.cfg, name)
+			if err != nil || filepath.Base(paths.Get(name)) != want {
+				t.Errorf("%s %s: %+v, %v", name, system, paths, err)
+			}
 		}
-	}
-	if got := w.calls(); got != "envoy" {
-		t.Errorf("downloads: %q", got)
+		if got := w.calls(); got != "envoy" {
+			t.Errorf("%s: downloads: %q", name, got)
+		}
 	}
 }
 

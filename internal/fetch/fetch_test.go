@@ -306,12 +306,12 @@ func TestOwnFilesReplaceAssets(t *testing.T) {
 	}
 	w.write("own.gguf", "GGUF and more")
 	w.cfg.Envoy, w.cfg.LlamaLib, w.cfg.Model = filepath.Join(w.fake, "client"), lib, filepath.Join(w.fake, "own.gguf")
-	w.cfg.SystemRedis = "sh"
+	w.cfg.SystemRedis, w.cfg.SystemS3 = "sh", "cat"
 	paths, err := Ensure(t.Context(), w.cfg, Names()...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if paths.Envoy != w.cfg.Envoy || paths.LlamaLib != lib || paths.Model != w.cfg.Model || filepath.Base(paths.Redis) != "sh" {
+	if paths.Envoy != w.cfg.Envoy || paths.LlamaLib != lib || paths.Model != w.cfg.Model || filepath.Base(paths.Redis) != "sh" || filepath.Base(paths.S3) != "cat" {
 		t.Errorf("paths: %+v", paths)
 	}
 	if w.calls() != "" {

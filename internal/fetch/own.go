@@ -18,13 +18,15 @@ func Variable(name string) string {
 		return "KVMESH_LLAMA_LIB"
 	case Model:
 		return "KVMESH_MODEL"
+	case S3:
+		return "KVMESH_S3"
 	default:
 		return "KVMESH_REDIS"
 	}
 }
 
 // own returns the user's own file for an asset, checked, and whether there is
-// one. For Redis that includes the system's.
+// one. For the servers of tests that includes the system's.
 func own(cfg Config, name string) (path string, ok bool, err error) {
 	switch name {
 	case Envoy:
@@ -34,12 +36,9 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 	case Model:
 		path, err = cfg.Model, gguf(cfg.Model)
 	case Redis:
-		if cfg.Redis == "" && cfg.SystemRedis != "-" {
-			if found, lookErr := exec.LookPath(cfg.SystemRedis); lookErr == nil {
-				return found, true, nil
-			}
-		}
-		path, err = program(cfg.Redis)
+		path, err = server(cfg.Redis, cfg.SystemRedis)
+	case S3:
+		path, err = server(cfg.S3, cfg.SystemS3)
 	}
 	if path == "" {
 		return "", false, nil
@@ -50,6 +49,16 @@ func own(cfg Config, name string) (path string, ok bool, err error) {
 	}
 	path, err = filepath.Abs(path)
 	return path, err == nil, err
+}
+
+// server finds the user's own server, else the system's; "" is neither.
+func server(own, system string) (string, error) {
+	if own == "" && system != "-" {
+		if found, err := exec.LookPath(system); err == nil {
+			return found, nil
+		}
+	}
+	return program(own)
 }
 
 // program finds what a variable names: a path, or a name without a slash that is

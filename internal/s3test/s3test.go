@@ -1,0 +1,83 @@
+// Package s3test runs a real S3 server for a test, on loopback ports: SeaweedFS, one
+// process with all its parts.
+package s3test
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvmesh/kvmesh/internal/fetch"
+)
+
+// What the server's only user is called.
+const (
+	AccessKey = "AK"
+	SecretKey = "SK"
+	Region    = "us-east-1"
+)
+
+// Start runs a server, which ends with the test, and returns its URL. It takes some
+// seconds until the server takes the first upload, so the first is to be tried again.
+// The test is skipped where there is no weed.
+func Start(t testing.TB) (endpoint string) {
+	t.Helper()
+	weed := find(t)
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "s3.json")
+	users := `{"identities":[{"name":"t","credentials":[{"accessKey":"` + AccessKey + `","secretKey":"` + SecretKey + `"}],"actions":["Admin","Read","Write","List"]}]}`
+	if err := os.WriteFile(conf, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{
+		"server", "-dir", dir, "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1", "-filer", "-s3", "-s3.config", conf,
+		"-volume.max", "5", "-master.volumeSizeLimitMB", "64", "-master.telemetry=false", "-s3.port.iceberg", "0", "-s3.port.lance", "0",
+	}
+	var port string
+	for _, part := range []string{"master", "volume", "filer", "s3"} {
+		port = freePort(t)
+		args = append(args, "-"+part+".port", port, "-"+part+".port.grpc", freePort(t))
+	}
+	cmd := exec.Command(weed, args...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	return "http://127.0.0.1:" + port
+}
+
+// find returns the executable: weed of the system, else the fetched one.
+func find(t testing.TB) string {
+	t.Helper()
+	if path, err := exec.LookPath("weed"); err == nil {
+		return path
+	}
+	cache, err := os.UserCacheDir()
+	if err == nil {
+		var paths fetch.Paths
+		if paths, err = fetch.Locate(fetch.Config{CacheDir: filepath.Join(cache, "kvmesh")}, fetch.S3); err == nil {
+			return paths.S3
+		}
+	}
+	t.Skipf("no weed, which serves S3: %v (kvmesh fetch s3)", err)
+	return ""
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
