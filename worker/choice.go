@@ -61,6 +61,7 @@ type sink interface {
 // The ends of a choice that a Fault asks for.
 var (
 	errCut       = errors.New("cut on request")
+	errCutInside = errors.New("cut inside of an event on request")
 	errTruncated = errors.New("truncated on request")
 	errInjected  = errors.New("error on request")
 )
@@ -101,6 +102,11 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 		if err := g.fault.before(c.generated, c.params.Delivered); err != nil {
 			return err
 		}
+		if bad, ok := out.(garbler); ok && g.fault.garbles(c.generated, c.params.Delivered) {
+			if err := bad.garble(); err != nil {
+				return err
+			}
+		}
 		if done, err := c.step(tok, out); done || err != nil {
 			return err
 		}
@@ -112,6 +118,14 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 	return errNoFinish
 }
 
+// garbles reports whether a malformed event is due before token n, see before.
+func (f Fault) garbles(n, delivered int) bool {
+	return n == f.Malformed && (delivered == 0 || n > delivered)
+}
+
+// garbler is a sink that can say what is no event.
+type garbler interface{ garble() error }
+
 // before returns the fault that is due before token n. One that has cut a stream does
 // not cut its continuation too.
 func (f Fault) before(n, delivered int) error {
@@ -120,6 +134,9 @@ func (f Fault) before(n, delivered int) error {
 	}
 	switch n {
 	case f.CutAt:
+		if f.CutInside {
+			return errCutInside
+		}
 		return errCut
 	case f.ErrorAt:
 		return errInjected

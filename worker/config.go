@@ -44,8 +44,11 @@ type Config struct {
 	// names.Priority or vLLM's body field "priority". Otherwise the relay's header counts
 	// alone.
 	TrustPriority bool
-	KV            KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
-	CatchUp       CatchUp  // how continuations decode what was not restored
+	// SimHeader lets a request ask the simulator for faults by the header names.Sim, as
+	// by the body field "sim". Others ignore it.
+	SimHeader bool
+	KV        KVKeeper // keeps the KV of generations outside of the engine, nil = nobody does
+	CatchUp   CatchUp  // how continuations decode what was not restored
 
 	GPU GPUProbe // reads the worker's GPUs, nil = nobody does
 

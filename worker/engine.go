@@ -37,21 +37,25 @@ var ErrBusy = errors.New("queue of waiting requests is full")
 // Faulter is the optional ability of an engine to misbehave on request; only the
 // simulator has it.
 type Faulter interface {
-	// Fault parses the request's fault instructions (body field "sim").
-	Fault(req *openai.Request) (Fault, error)
+	// Fault parses the request's fault instructions (body field "sim"), and removes
+	// those that are not for this attempt of the relay; 0 = not said.
+	Fault(req *openai.Request, attempt int) (Fault, error)
 }
 
 // Fault is how the server should misbehave for one request; NoFault is good
 // behaviour. Token indices count from 0 in each choice.
 type Fault struct {
-	Status   int // answer with this status instead, 0 = no
-	CutAt    int // close the connection before sending token CutAt, -1 = no
-	ErrorAt  int // send an in-stream error event before token ErrorAt, -1 = no
-	Truncate int // end the response cleanly, without finish, before this token, -1 = no
+	Status    int  // answer with this status instead, 0 = no
+	CutAt     int  // close the connection before sending token CutAt, -1 = no
+	CutInside bool // with half of an event sent, where CutAt cuts a stream
+	ErrorAt   int  // send an in-stream error event before token ErrorAt, -1 = no
+	Truncate  int  // end the response cleanly, without finish, before this token, -1 = no
+	Malformed int  // send an event that is no JSON before this token, -1 = no
+	NoDone    bool // end a whole stream without [DONE]
 }
 
 // NoFault returns the Fault of a request that is served well.
-func NoFault() Fault { return Fault{CutAt: -1, ErrorAt: -1, Truncate: -1} }
+func NoFault() Fault { return Fault{CutAt: -1, ErrorAt: -1, Truncate: -1, Malformed: -1} }
 
 // Checker is the optional ability of an engine to say that it is broken for good.
 type Checker interface {

@@ -91,7 +91,7 @@ func (s *Server) firstToken(g *generation) {
 // serveStream answers with server-sent events.
 func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, g *generation) {
 	st := newSSE(w, g.answer, g.withUsage, s.cfg.KeepAlive)
-	st.first = func() { s.firstToken(g) }
+	st.first, st.noDone = func() { s.firstToken(g) }, g.fault.NoDone
 	defer st.close()
 	err := g.run(r.Context(), st)
 	switch {
@@ -100,7 +100,10 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, g *generati
 		s.done(g, st.reasons)
 	case errors.Is(err, errTruncated):
 		st.begin()
-	case errors.Is(err, errCut):
+	case errors.Is(err, errCut), errors.Is(err, errCutInside):
+		if errors.Is(err, errCutInside) {
+			st.half()
+		}
 		st.close()
 		panic(http.ErrAbortHandler)
 	case errors.Is(err, errGone), clientLeft(r):
@@ -128,7 +131,7 @@ func (s *Server) serveWhole(w http.ResponseWriter, r *http.Request, g *generatio
 		s.done(g, out.reasons())
 	case errors.Is(err, errTruncated):
 		writeJSON(w, http.StatusOK, out.answer(g))
-	case errors.Is(err, errCut):
+	case errors.Is(err, errCut), errors.Is(err, errCutInside):
 		panic(http.ErrAbortHandler)
 	case clientLeft(r):
 		s.abandoned()

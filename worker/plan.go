@@ -104,7 +104,10 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 	}
 	if f, ok := e.(Faulter); ok {
 		var err error
-		if g.fault, err = f.Fault(req); err != nil {
+		if from.sim != "" && s.cfg.SimHeader {
+			req.Sim = []byte(from.sim)
+		}
+		if g.fault, err = f.Fault(req, from.attempt); err != nil {
 			return nil, err
 		}
 	}

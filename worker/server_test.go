@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -269,60 +268,6 @@ func TestExpectedWorker(t *testing.T) {
 	if e := decode[apiError](t, resp, http.StatusMisdirectedRequest); e.code() != "wrong_worker" {
 		t.Errorf("%+v", e)
 	}
-}
-
-func TestFaults(t *testing.T) {
-	r := start(t, sim.Config{}, worker.Config{})
-	ask := func(fault string, stream bool) (*http.Response, error) {
-		body := `{"model":"sim","prompt":"x","max_tokens":30,"temperature":0,"sim":` + fault
-		if stream {
-			body += `,"stream":true`
-		}
-		return r.client.Post(r.base+textPath, "application/json", strings.NewReader(body+"}"))
-	}
-	want := firstText(t, r.engine, 6)
-	t.Run("status", func(t *testing.T) {
-		for _, stream := range []bool{true, false} {
-			resp, err := ask(`{"status":502}`, stream)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			if e := decode[apiError](t, resp, 502); e.Error.Type != "api_error" {
-				t.Errorf("%+v", e)
-			}
-		}
-	})
-	t.Run("cut", func(t *testing.T) {
-		s := readStream(mustBody(t)(ask(`{"cut_at":6}`, true)))
-		if got := s.joined(t, 1).Texts[0]; !errors.Is(s.err, io.ErrUnexpectedEOF) || got != want {
-			t.Errorf("%q, then %v; want %q", got, s.err, want)
-		}
-		if resp, err := ask(`{"cut_at":6}`, false); err == nil {
-			resp.Body.Close()
-			t.Errorf("an answer cut short came with status %d", resp.StatusCode)
-		}
-	})
-	t.Run("error", func(t *testing.T) {
-		s := readStream(mustBody(t)(ask(`{"error_at":6}`, true)))
-		last := s.events[len(s.events)-1]
-		if got := s.joined(t, 1).Texts[0]; s.err != nil || got != want || !strings.Contains(last, `"type":"api_error"`) {
-			t.Errorf("%q, last event %s, %v; want %q", got, last, s.err, want)
-		}
-		resp, err := ask(`{"error_at":0}`, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		decode[apiError](t, resp, 500)
-	})
-	t.Run("truncate", func(t *testing.T) {
-		s := readStream(mustBody(t)(ask(`{"truncate_at":6}`, true)))
-		got := s.joined(t, 1)
-		if s.err != nil || s.whole() || got.Texts[0] != want || got.Reasons[0] != "" {
-			t.Errorf("%+v, %v; want %q", got, s.err, want)
-		}
-	})
 }
 
 // firstText is the text of the first n tokens of TestFaults' answer.

@@ -23,6 +23,7 @@ type sse struct {
 	withUsage bool // the last chunk carries the usage
 	keepAlive time.Duration
 	first     func() // called once, at the first token
+	noDone    bool   // a Fault: the stream ends without its last event
 
 	mu      sync.Mutex
 	begun   bool
@@ -154,8 +155,27 @@ func (s *sse) complete(u openai.Usage) {
 	if s.withUsage {
 		s.buf = s.chunks.AppendUsage(s.buf, u)
 	}
-	s.buf = append(s.buf, openai.Done...)
+	if !s.noDone {
+		s.buf = append(s.buf, openai.Done...)
+	}
 	_ = s.writeLocked() // kept in s.err
+}
+
+// half sends half of an event, on a Fault's request.
+func (s *sse) half() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buf = s.chunks.AppendText(s.buf[:0], 0, []byte("never to be read"), nil)
+	s.buf = s.buf[:len(s.buf)/2]
+	_ = s.writeLocked() // kept in s.err
+}
+
+// garble implements garbler: an event that looks like a chunk and is none.
+func (s *sse) garble() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buf = append(s.buf[:0], "data: {\"choices\":[{\"index\":0,\"text\"\n\n"...)
+	return s.writeLocked()
 }
 
 // fail ends a broken answer: with an HTTP error if nothing was sent yet, else

@@ -94,6 +94,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringVar(&o.chatTemplate, "chat-template", "", "llamacpp: file with the Jinja chat template (default the model's own)")
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
+	f.BoolVar(&o.SimHeader, "sim-faults", false, "sim: requests may ask for faults by the header x-kvmesh-sim too")
 	o.upstream.add(f)
 	o.unused.add(f)
 	o.kv.add(f)

@@ -18,6 +18,9 @@ const (
 	ModelRoute = "x-kvmesh-model-route"
 	// Model is the body's model, copied by the wasm filter at the edge.
 	Model = "x-kvmesh-model"
+	// Sim holds what the body field "sim" holds, for a simulator that takes it from
+	// there; it is the client's and passes the edge.
+	Sim = "x-kvmesh-sim"
 	// ExpectWorker is the id of the worker an attempt was meant for. A worker
 	// with another id answers 421, so an attempt is never served by a stranger.
 	ExpectWorker = "x-kvmesh-expect-worker"

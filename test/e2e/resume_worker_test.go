@@ -26,7 +26,7 @@ import (
 // relaySecret is what the tests, in the relay's place, prove themselves with.
 const relaySecret = "secret of the tests"
 
-// process is one `kvmesh worker` over the real model.
+// process is one `kvmesh worker`.
 type process struct {
 	testing.TB
 	id   string
@@ -48,10 +48,16 @@ func modelFiles(t testing.TB) (lib, model string) {
 	return lib, model
 }
 
-// startProcess starts a worker and waits until it can generate.
+// startProcess starts a worker over the real model and waits until it can generate.
 func startProcess(t testing.TB, id string, args ...string) *process {
 	t.Helper()
 	lib, model := modelFiles(t)
+	return launch(t, id, append([]string{"--model", "gemma", "--llama-lib", lib, "--weights", model, "--context-length", "2048"}, args...)...)
+}
+
+// launch starts a worker and waits until it can generate.
+func launch(t testing.TB, id string, args ...string) *process {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -59,10 +65,7 @@ func startProcess(t testing.TB, id string, args ...string) *process {
 	addr := l.Addr().String()
 	l.Close() // taken again by the worker a moment later
 	p := &process{TB: t, id: id, base: "http://" + addr, log: &testmesh.Log{}}
-	p.cmd = exec.Command(bin, append([]string{
-		"worker", "--id", id, "--listen", addr, "--model", "gemma",
-		"--llama-lib", lib, "--weights", model, "--context-length", "2048", "--drain", "1s",
-	}, args...)...)
+	p.cmd = exec.Command(bin, append([]string{"worker", "--id", id, "--listen", addr, "--drain", "1s"}, args...)...)
 	p.cmd.Env = append(os.Environ(), "KVMESH_RELAY_SECRET="+relaySecret)
 	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
@@ -210,6 +213,16 @@ func (p *process) post(body, mesh map[string]any, stream string) *reading {
 	if mesh != nil {
 		all["kvmesh"] = mesh
 	}
+	r, err := p.try(all, stream)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return r
+}
+
+// try posts a whole body as the relay does. An error is an answer other than 200.
+func (p *process) try(all map[string]any, stream string) (*reading, error) {
+	p.Helper()
 	raw, err := json.Marshal(all)
 	if err != nil {
 		p.Fatal(err)
@@ -230,12 +243,13 @@ func (p *process) post(body, mesh map[string]any, stream string) *reading {
 		p.Fatal(err)
 	}
 	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
 		text, _ := io.ReadAll(resp.Body)
-		p.Fatalf("worker %s: %s: %s", p.id, resp.Status, text)
+		return nil, fmt.Errorf("worker %s: %s: %s", p.id, resp.Status, text)
 	}
 	r := &reading{p: p, body: resp.Body, sc: bufio.NewScanner(resp.Body)}
 	r.sc.Buffer(nil, 1<<20)
-	return r
+	return r, nil
 }
 
 // data reads what one event carries; io.EOF after [DONE].

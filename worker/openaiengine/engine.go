@@ -1,6 +1,7 @@
 package openaiengine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,10 +132,18 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
+// modelCard is a model as servers list it; llama-server has its context elsewhere.
+type modelCard struct {
+	openai.ModelCard
+	Meta struct {
+		Context int `json:"n_ctx"`
+	} `json:"meta"`
+}
+
 // findModel asks the server for its models.
 func (e *Engine) findModel(ctx context.Context) error {
 	var list struct {
-		Data []openai.ModelCard `json:"data"`
+		Data []modelCard `json:"data"`
 	}
 	if err := e.getJSON(ctx, "/v1/models", &list); err != nil {
 		return err
@@ -144,7 +153,7 @@ func (e *Engine) findModel(ctx context.Context) error {
 	}
 	card := list.Data[0]
 	if e.cfg.Model != "" {
-		card = openai.ModelCard{}
+		card = modelCard{}
 		for _, c := range list.Data {
 			if c.ID == e.cfg.Model {
 				card = c
@@ -155,7 +164,7 @@ func (e *Engine) findModel(ctx context.Context) error {
 		}
 	}
 	e.name = card.ID
-	e.model = worker.Model{Name: e.cfg.Name, Created: card.Created, ContextLen: card.MaxModelLen, ToolMark: -1, Fingerprint: "openai:" + card.ID}
+	e.model = worker.Model{Name: e.cfg.Name, Created: card.Created, ContextLen: cmp.Or(card.MaxModelLen, card.Meta.Context), ToolMark: -1, Fingerprint: "openai:" + card.ID}
 	if e.model.Name == "" {
 		e.model.Name = card.ID
 	}
@@ -249,6 +258,9 @@ func (e *Engine) look(ctx context.Context) {
 		err = e.getJSON(ctx, "/v1/models", &list)
 		load = worker.Load{Running: int(e.passing.Load())}
 	}
+	if kind == LlamaCP {
+		e.readSlots(ctx, &load)
+	}
 	if load.MaxRunning == 0 {
 		load.MaxRunning = e.cfg.MaxRunning
 	}
@@ -261,6 +273,30 @@ func (e *Engine) look(ctx context.Context) {
 		e.cfg.Log.Info("server's metrics", "kind", kind)
 	}
 	e.kind, e.load, e.last = kind, load, time.Now()
+}
+
+// readSlots adds what llama-server has on no page of metrics: how many requests it runs
+// at once, and how much of their contexts is in use. With --kv-unified they share one,
+// so that the share is a lower bound. A server may have the page switched off.
+func (e *Engine) readSlots(ctx context.Context, l *worker.Load) {
+	var slots []struct {
+		Context int  `json:"n_ctx"`
+		Busy    bool `json:"is_processing"`
+		Tokens  int  `json:"n_prompt_tokens"` // prompt and answer
+	}
+	if err := e.getJSON(ctx, "/slots", &slots); err != nil {
+		return
+	}
+	room, used := 0, 0
+	for _, s := range slots {
+		if room += max(s.Context, 0); s.Busy {
+			used += max(s.Tokens, 0)
+		}
+	}
+	l.MaxRunning = len(slots)
+	if room > 0 {
+		l.KVUsage = min(float64(used)/float64(room), 1)
+	}
 }
 
 // readMetrics reads the page of metrics, wherever it is.

@@ -18,6 +18,23 @@
 //
 //	{"model":"sim","prompt":"x","stream":true,"sim":{"ttft_ms":180000,"itl_ms":20,"cut_at":5}}
 //
+// With `kvmesh worker --sim-faults` the header x-kvmesh-sim says the same, for clients
+// that cannot change the body; it goes through Envoy and the relay. The faults:
+//
+//	cut_at, cut_inside   the connection ends before a token, behind a whole event or half of one
+//	truncate_at          the response ends before a token, without finish_reason and [DONE]
+//	no_done              the response lacks [DONE] alone
+//	malformed_at         an event is no JSON
+//	error_at             an error event
+//	stall_at, stall_ms   a pause; without stall_ms for ever
+//	ttft_ms, itl_ms      slowness
+//	wrong_at             a token is not the model's
+//	corrupt_kv           what is published as KV is not that of the tokens
+//	status               an HTTP error; 429 and 503 with Retry-After
+//	attempt              only for that attempt of the relay
+//
+// A fault that struck at a token does not strike the continuation at that token again.
+//
 // # While it runs
 //
 // POST /sim on the worker's port changes what the engine reports and how fast it

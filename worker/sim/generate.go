@@ -142,7 +142,8 @@ func (s *sequence) wait(ctx context.Context) error {
 	if !s.first {
 		s.due = s.due.Add(s.itl)
 	}
-	if s.in.StallAt != nil && *s.in.StallAt == s.said {
+	// One that has stalled a stream does not stall its continuation too.
+	if s.in.StallAt != nil && *s.in.StallAt == s.said && (s.p.Delivered == 0 || s.said > s.p.Delivered) {
 		if s.in.StallMs == nil {
 			return s.sleep(ctx, nil)
 		}
@@ -181,6 +182,9 @@ func (s *sequence) choose() int32 {
 		return id
 	}
 	h := mix(s.state)
+	if s.lies() {
+		return s.otherWord(h)
+	}
 	switch h % 32 {
 	case 0:
 		return '.'
@@ -197,6 +201,22 @@ func (s *sequence) choose() int32 {
 		}
 	}
 	return s.word(h >> 8)
+}
+
+// lies reports whether the next token is to be a wrong one. A continuation of what was
+// delivered with it does not lie again.
+func (s *sequence) lies() bool {
+	return s.in.WrongAt != nil && s.said >= *s.in.WrongAt && s.p.Delivered <= *s.in.WrongAt
+}
+
+// otherWord is a word that the hash would not pick.
+func (s *sequence) otherWord(h uint64) int32 {
+	s.in.WrongAt = nil
+	right := s.choose()
+	if wrong := s.word(h >> 8); wrong != right {
+		return wrong
+	}
+	return s.word(h>>8 + 1)
 }
 
 // word picks a common word by a hash.

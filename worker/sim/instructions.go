@@ -14,18 +14,24 @@ import (
 )
 
 // Instructions are what a request may ask of the simulator, in its body field
-// "sim". Absent fields leave the engine's own setting. Token numbers count from 0
+// "sim", or the header x-kvmesh-sim where the worker allows it. Absent fields leave the engine's own setting. Token numbers count from 0
 // in each choice. Unknown fields are refused.
 type Instructions struct {
-	TTFTms     *float64 `json:"ttft_ms"`     // time to the first token, in place of TTFT and PrefillPerToken
-	ITLms      *float64 `json:"itl_ms"`      // time between two tokens
-	Max        *int     `json:"max"`         // the answer ends by itself after so many tokens, 0 = never
-	StallAt    *int     `json:"stall_at"`    // wait before this token
-	StallMs    *float64 `json:"stall_ms"`    // for so long, absent = until the client leaves
-	CutAt      *int     `json:"cut_at"`      // close the connection before this token
-	ErrorAt    *int     `json:"error_at"`    // send an error event before this token
-	TruncateAt *int     `json:"truncate_at"` // end the response without a finish_reason before this token
-	Status     *int     `json:"status"`      // answer with this status, 400 to 599
+	TTFTms     *float64 `json:"ttft_ms"`      // time to the first token, in place of TTFT and PrefillPerToken
+	ITLms      *float64 `json:"itl_ms"`       // time between two tokens
+	Max        *int     `json:"max"`          // the answer ends by itself after so many tokens, 0 = never
+	StallAt    *int     `json:"stall_at"`     // wait before this token
+	StallMs    *float64 `json:"stall_ms"`     // for so long, absent = until the client leaves
+	CutAt      *int     `json:"cut_at"`       // close the connection before this token
+	CutInside  bool     `json:"cut_inside"`   // with half of its event sent
+	ErrorAt    *int     `json:"error_at"`     // send an error event before this token
+	TruncateAt *int     `json:"truncate_at"`  // end the response without a finish_reason before this token
+	Malformed  *int     `json:"malformed_at"` // send an event that is no JSON before this token
+	NoDone     bool     `json:"no_done"`      // end the stream without [DONE]
+	WrongAt    *int     `json:"wrong_at"`     // say another token than the model's here, or at the next whole character
+	CorruptKV  bool     `json:"corrupt_kv"`   // publish KV that is not that of the tokens
+	Status     *int     `json:"status"`       // answer with this status, 400 to 599
+	Attempt    *int     `json:"attempt"`      // all of this for that attempt of the relay only
 }
 
 // parseInstructions reads the raw body field; nil gives no instructions.
@@ -37,7 +43,7 @@ func parseInstructions(raw []byte) (Instructions, *openai.Error) {
 	if err := decodeStrict(raw, &in); err != nil {
 		return in, openai.Invalid("sim", "Invalid 'sim': %v.", err)
 	}
-	for _, n := range []*int{in.Max, in.StallAt, in.CutAt, in.ErrorAt, in.TruncateAt} {
+	for _, n := range []*int{in.Max, in.StallAt, in.CutAt, in.ErrorAt, in.TruncateAt, in.Malformed, in.WrongAt} {
 		if n != nil && *n < 0 {
 			return in, openai.Invalid("sim", "Invalid 'sim': %d is negative.", *n)
 		}
@@ -70,20 +76,25 @@ func decodeStrict(raw []byte, into any) error {
 }
 
 // Fault implements worker.Faulter.
-func (e *Engine) Fault(req *openai.Request) (worker.Fault, error) {
+func (e *Engine) Fault(req *openai.Request, attempt int) (worker.Fault, error) {
 	f := worker.NoFault()
 	in, err := parseInstructions(req.Sim)
 	if err != nil {
 		return f, err
 	}
+	if in.Attempt != nil && *in.Attempt != attempt {
+		req.Sim = nil
+		return f, nil
+	}
 	for _, p := range []struct {
 		from *int
 		to   *int
-	}{{in.CutAt, &f.CutAt}, {in.ErrorAt, &f.ErrorAt}, {in.TruncateAt, &f.Truncate}, {in.Status, &f.Status}} {
+	}{{in.CutAt, &f.CutAt}, {in.ErrorAt, &f.ErrorAt}, {in.TruncateAt, &f.Truncate}, {in.Malformed, &f.Malformed}, {in.Status, &f.Status}} {
 		if p.from != nil {
 			*p.to = *p.from
 		}
 	}
+	f.CutInside, f.NoDone = in.CutInside, in.NoDone
 	return f, nil
 }
 

@@ -53,7 +53,21 @@ func (s *sequence) keep(last bool) {
 	if s.more {
 		tokens = append(slices.Clone(tokens), s.newest)
 	}
-	s.p.KV.Step(tokens, len(s.kv.tokens), last, s.kv.copy)
+	take := s.kv.copy
+	if s.in.CorruptKV {
+		take = s.kv.spoiled
+	}
+	s.p.KV.Step(tokens, len(s.kv.tokens), last, take)
+}
+
+// spoiled is copy with one bit flipped: as whole as any KV, and of no tokens at all.
+func (k *kvState) spoiled(dst []byte, from, to int) ([]byte, error) {
+	at := len(dst)
+	dst, err := k.copy(dst, from, to)
+	if err == nil {
+		dst[at] ^= 1
+	}
+	return dst, err
 }
 
 // add takes the next token.

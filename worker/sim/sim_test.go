@@ -94,7 +94,7 @@ func FuzzInstructions(f *testing.F) {
 			}
 			return
 		}
-		fault, ferr := e.Fault(&openai.Request{Sim: raw})
+		fault, ferr := e.Fault(&openai.Request{Sim: raw}, 0)
 		if ferr != nil || (in.CutAt != nil) != (fault.CutAt >= 0) {
 			t.Fatalf("%+v, %v", fault, ferr)
 		}
@@ -311,18 +311,24 @@ func TestClose(t *testing.T) {
 func TestInstructionsAreStrict(t *testing.T) {
 	e := newEngine(t, Config{})
 	for _, raw := range []string{`{"cut":1}`, `{"cut_at":-1}`, `{"status":200}`, `{"ttft_ms":"1"}`, `{"itl_ms":-5}`, `[]`, `7`, `null`} {
-		_, err := e.Fault(&openai.Request{Sim: []byte(raw)})
+		_, err := e.Fault(&openai.Request{Sim: []byte(raw)}, 0)
 		var e *openai.Error
 		if !errors.As(err, &e) || e.Status != http.StatusBadRequest || e.Param != "sim" {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
-	got, err := e.Fault(&openai.Request{Sim: []byte(`{"cut_at":5,"error_at":0,"truncate_at":7,"status":503}`)})
-	want := worker.Fault{Status: 503, CutAt: 5, ErrorAt: 0, Truncate: 7}
+	got, err := e.Fault(&openai.Request{Sim: []byte(`{"cut_at":5,"error_at":0,"truncate_at":7,"malformed_at":3,"cut_inside":true,"no_done":true,"status":503}`)}, 0)
+	want := worker.Fault{Status: 503, CutAt: 5, CutInside: true, ErrorAt: 0, Truncate: 7, Malformed: 3, NoDone: true}
 	if err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
-	if got, err := e.Fault(&openai.Request{}); err != nil || got != worker.NoFault() {
+	for attempt, want := range map[int]int{0: -1, 1: -1, 2: 5} {
+		req := &openai.Request{Sim: []byte(`{"cut_at":5,"attempt":2}`)}
+		if got, err := e.Fault(req, attempt); err != nil || got.CutAt != want || (req.Sim != nil) != (want == 5) {
+			t.Errorf("for attempt 2, in attempt %d: %+v, %s, %v", attempt, got, req.Sim, err)
+		}
+	}
+	if got, err := e.Fault(&openai.Request{}, 0); err != nil || got != worker.NoFault() {
 		t.Errorf("without instructions: %+v, %v", got, err)
 	}
 }
