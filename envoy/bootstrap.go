@@ -117,14 +117,17 @@ func envoyGRPC(cluster string) *corev3.GrpcService {
 	}}
 }
 
-// xdsCluster reaches a control plane. Pings notice one that hangs.
+// xdsCluster reaches a control plane. Pings notice one that hangs, and an Envoy that
+// starts just then waits for two of them before it turns to the snapshot. A health
+// check would be sooner, but with streams that fail as they begin Envoy loses its
+// way between its two sources ("already exists") and is left with neither.
 func xdsCluster(name, addr string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                          name,
 		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:                seconds(time.Second),
 		LoadAssignment:                single(name, addr),
-		TypedExtensionProtocolOptions: packedOptions(pinged(5*time.Second, 3*time.Second)),
+		TypedExtensionProtocolOptions: packedOptions(pinged(time.Second, 1500*time.Millisecond)),
 	}
 }
 

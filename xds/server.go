@@ -254,8 +254,8 @@ func serveADS(ctx context.Context, ln net.Listener, c cache.Cache, cb serverv3.C
 	g := grpc.NewServer(
 		grpc.MaxConcurrentStreams(10000),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
-		// Envoy pings every 5 s, gateways every 10 s; gRPC's own floor is 5 minutes.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		// Envoy pings every second, gateways every 10 s; gRPC's own floor is 5 minutes.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 200 * time.Millisecond, PermitWithoutStream: true}),
 	)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, cb))
 	grpc_health_v1.RegisterHealthServer(g, health.NewServer())

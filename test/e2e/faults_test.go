@@ -106,6 +106,24 @@ func TestControlPlaneKilled(t *testing.T) {
 	})
 }
 
+// The same with a control plane that hangs and holds its socket: nobody refuses the
+// new Envoy's connection, and it must not wait for an answer.
+func TestControlPlaneStopped(t *testing.T) {
+	m := startSim(t)
+	m.Signal(t, "controlplane", syscall.SIGSTOP)
+	m.Signal(t, "envoy", syscall.SIGKILL)
+	start := time.Now()
+	testmesh.Eventually(t, "the new Envoy serves from the snapshot", 10*time.Second, func() bool { return serves(t, m) })
+	t.Logf("served after %v", time.Since(start).Round(time.Millisecond))
+	m.Signal(t, "controlplane", syscall.SIGCONT)
+	// Back again: Envoy follows it.
+	m.Signal(t, "worker-1", syscall.SIGSTOP)
+	testmesh.Eventually(t, "Envoy hears of a hung worker", 20*time.Second, func() bool {
+		return envoyHealth(t, m, "worker-1") == "UNHEALTHY" && m.Workers(t)[0].Status == "TIMEOUT"
+	})
+	m.Signal(t, "worker-1", syscall.SIGCONT)
+}
+
 // Design §9, the gateway: killed or hung, Envoy serves alone.
 func TestGatewayKilled(t *testing.T) {
 	m := startSim(t)
