@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/enginetest"
+	"github.com/kvmesh/kvmesh/worker/llamacpp/tinymodel"
 )
 
 var (
@@ -55,5 +56,22 @@ func TestConformanceFake(t *testing.T) {
 
 func TestConformanceReal(t *testing.T) {
 	cfg := realConfig(t)
+	enginetest.Run(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
+}
+
+// tinyConfig is realConfig with the tiny model. It needs the libraries only.
+func tinyConfig(tb testing.TB) Config {
+	tb.Helper()
+	cfg := realConfig(tb)
+	path, err := tinymodel.Write(tb.TempDir(), 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cfg.ModelPath = path
+	return cfg
+}
+
+func TestConformanceTiny(t *testing.T) {
+	cfg := tinyConfig(t)
 	enginetest.Run(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
 }

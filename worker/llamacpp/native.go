@@ -196,7 +196,7 @@ func (n *native) Tokenize(text string, bos bool) ([]int32, error) {
 	return n.lib.tokenize(n.vocab, text, bos)
 }
 
-// readVocabulary copies the tokens' texts out of the model.
+// readVocabulary copies the tokens' texts out of the model. Control tokens get none.
 func (n *native) readVocabulary() *vocabulary {
 	v := &vocabulary{start: make([]uint32, 1, n.size+1), end: make(map[int32]bool)}
 	buf := make([]byte, 256)
@@ -205,6 +205,9 @@ func (n *native) readVocabulary() *vocabulary {
 		if k < 0 { // the buffer is too small by this measure
 			buf = make([]byte, -k)
 			k = max(llama.TokenToPiece(n.vocab, id, buf, 0, false), 0)
+		}
+		if isMark(buf[:k]) && llama.VocabGetAttr(n.vocab, id)&llama.TokenAttrUserDef != 0 {
+			k = 0
 		}
 		v.text = append(v.text, buf[:k]...)
 		v.start = append(v.start, uint32(len(v.text)))

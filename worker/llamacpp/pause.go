@@ -21,12 +21,8 @@ func (v saved) to() int {
 	return v.ranges[len(v.ranges)-1].To
 }
 
-const (
-	// saveLeast is the shortest KV worth a copy.
-	saveLeast = 16
-	// saveChunk is how many tokens are copied, and later loaded, at once.
-	saveChunk = 256
-)
+// saveChunk is how many tokens are copied, and later loaded, at once.
+const saveChunk = 256
 
 // yield makes a running sequence wait again. Its KV is copied, or found again later
 // where its session keeps it, else prompt and answer are prefilled anew. Its sampler
@@ -38,8 +34,11 @@ func (l *loop) yield(s *sequence) {
 		s.slow, s.age = true, l.arrived // behind those that have waited
 		l.arrived++
 	}
-	s.preempted, s.again = true, false
-	l.g.preempted.Add(1)
+	s.again = false
+	if s.cached > 0 || s.saved.bytes > 0 { // else it has nothing to lose
+		s.preempted = true
+		l.g.preempted.Add(1)
+	}
 	l.release(s)
 	l.g.waiting.Add(1)
 	l.queue(s)
@@ -47,7 +46,7 @@ func (l *loop) yield(s *sequence) {
 
 // save copies the KV of a running sequence as far as memory for that is left.
 func (l *loop) save(s *sequence) {
-	if l.kv == nil || s.cached < saveLeast || s.saved.to() >= s.cached {
+	if l.kv == nil || s.saved.to() >= s.cached {
 		return // the last: it has not yet been loaded again in full
 	}
 	for from := 0; from < s.cached; {
@@ -83,7 +82,7 @@ func (l *loop) recall(s *sequence) {
 	switch {
 	case len(s.saved.ranges) > 0:
 		s.stored, s.again = worker.KVChain{Ranges: slices.Clone(s.saved.ranges)}, true
-	case l.kv != nil && l.send != nil && s.params.KV != nil && len(s.tokens) > saveLeast:
+	case l.kv != nil && l.send != nil && s.params.KV != nil:
 		l.fetch(s)
 	}
 }

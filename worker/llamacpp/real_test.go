@@ -81,6 +81,7 @@ func TestRealModel(t *testing.T) {
 			}
 		}
 	})
+	t.Run("control tokens", func(t *testing.T) { testRealControlTokens(t, e) })
 	t.Run("giving way", func(t *testing.T) { testRealGivingWay(t, e) })
 	t.Run("embeddings", func(t *testing.T) { testRealEmbeddings(t, e) })
 	t.Run("cancel during prefill", func(t *testing.T) { testRealAbort(t, e) })
@@ -89,7 +90,7 @@ func TestRealModel(t *testing.T) {
 // testRealGivingWay makes three sequences that fit one by one, but not together.
 func testRealGivingWay(t *testing.T, e *Engine) {
 	text := strings.Repeat("one two three four five six seven eight ", 8)
-	before, prompts := e.Load().PromptTokens, 0
+	before, prompts := e.Load(), 0
 	var wg sync.WaitGroup
 	var got [3]int
 	for i := range got {
@@ -112,8 +113,9 @@ func testRealGivingWay(t *testing.T, e *Engine) {
 	if l.Running != 0 || l.KVUsage != 0 {
 		t.Errorf("load afterwards is %+v", l)
 	}
-	if int(l.PromptTokens-before) <= prompts {
-		t.Errorf("%d tokens were prefilled for prompts of %d: none gave way, so this test shows nothing", l.PromptTokens-before, prompts)
+	if n := l.Preempted - before.Preempted; n == 0 || l.Resumed-before.Resumed != n || int(l.PromptTokens-before.PromptTokens) != prompts {
+		t.Errorf("%d gave way and %d went on from their KV; %d tokens were prefilled for prompts of %d",
+			n, l.Resumed-before.Resumed, l.PromptTokens-before.PromptTokens, prompts)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/kvmesh/kvmesh/worker"
 )
 
-var longFlag = flag.Bool("llama-long", false, "branch a shared prefix at 2,000 tokens too")
+var longFlag = flag.Bool("llama-long", false, "what takes minutes on the real model, too")
 
 // TestRealSharedPrefix branches off a running sequence before, at and behind the width
 // of the model's attention window: the logits are those of a cold run, within the noise

@@ -40,6 +40,19 @@ func (v *vocabulary) singles() *[256]int32 {
 	return &v.alone
 }
 
+// isMark reports whether text is that of a token that stands for an image or a sound
+// in a prompt. Tokenizers call these special; some conversions to GGUF store them as
+// the user's own tokens, as they do with markup that is text.
+func isMark(text []byte) bool {
+	switch string(text) {
+	case "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<start_of_audio>", "<end_of_audio>", "<audio_soft_token>",
+		"<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
+		"<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|image|>", "<|audio|>", "<image>", "[multimodal]", "[IMG]", "[IMG_BREAK]", "[IMG_END]":
+		return true
+	}
+	return false
+}
+
 // size is the number of tokens.
 func (v *vocabulary) size() int { return len(v.start) - 1 }
 
