@@ -57,7 +57,13 @@ const (
 	readBuffer   = 128 << 10
 	maxStreams   = 10_000
 	stopWithin   = 2 * time.Second // a stream is one decision, so all end soon
+	// replacedWithin is the same where nobody waits for the end.
+	replacedWithin = time.Minute
 )
+
+// ErrReplaced is the cause of the end of Run's context when another gateway has taken
+// the sockets over.
+var ErrReplaced = errors.New("another gateway has taken over")
 
 // Run serves gRPC on lis, with the standard health service, until ctx ends, then
 // lets running exchanges finish. It closes lis.
@@ -79,8 +85,13 @@ func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 	alive := health.NewServer()
 	healthv1.RegisterHealthServer(gs, alive)
 	stop := context.AfterFunc(ctx, func() {
-		alive.Shutdown()
-		hard := time.AfterFunc(stopWithin, gs.Stop)
+		within := stopWithin
+		if errors.Is(context.Cause(ctx), ErrReplaced) {
+			within = replacedWithin
+		} else { // where another gateway serves already, Envoy must not take us both for ill
+			alive.Shutdown()
+		}
+		hard := time.AfterFunc(within, gs.Stop)
 		defer hard.Stop()
 		gs.GracefulStop()
 	})

@@ -119,6 +119,9 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 	return nil
 }
 
+// Cut ends the answers that run, each with an error event, once Run is to end.
+func (r *Relay) Cut() { r.cutNow() }
+
 // shutdown gives running answers time to end, then the time to say that they
 // were cut, then none.
 func (r *Relay) shutdown(ctx context.Context, srv *http.Server) {

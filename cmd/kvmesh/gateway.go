@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +34,7 @@ type gatewayOptions struct {
 	node          string
 	secretFile    string
 	drain         time.Duration
+	handover      time.Duration
 }
 
 func gatewayCommand(e *env) *cobra.Command {
@@ -53,6 +57,7 @@ xDS. Without it Envoy serves alone.`,
 	f.StringVar(&o.zone, "zone", "", "zone of this gateway (default the Mesh document's)")
 	f.StringVar(&o.node, "node", "gateway", "name of this gateway towards the control plane")
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "time that running answers have on SIGTERM; then they end with an error")
+	f.DurationVar(&o.handover, "handover", 15*time.Minute, "time that running answers have on SIGUSR2, when another gateway has taken over this one's sockets")
 	f.StringVar(&o.secretFile, "relay-secret-file", "", "file with the secret that proves to workers that a request is the relay's (default KVMESH_RELAY_SECRET; without one answers are not continued)")
 	_ = c.MarkFlagRequired("run-dir")
 	return c
@@ -92,7 +97,7 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		return err
 	}
 	rel, err := relay.New(relay.Config{
-		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.drain, Secret: secret,
+		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},
@@ -100,41 +105,129 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	if err != nil {
 		return err
 	}
-	extLis, err := listenUnix(s.extProc)
+	g := gateway{options: o, sockets: s, log: log, pick: pick, ext: ext, rel: rel}
+	g.admin.Handle("GET /v1/streams", rel.StreamsHandler())
+	g.admin.Handle("/", extproc.AdminHandler(pick, reg))
+	return g.run(ctx)
+}
+
+// gateway is the running command.
+type gateway struct {
+	options gatewayOptions
+	sockets sockets
+	log     *slog.Logger
+	pick    *picker.Picker
+	ext     *extproc.Server
+	rel     *relay.Relay
+	admin   http.ServeMux
+}
+
+// fleetWait is how long a gateway that starts waits for the fleet before it serves
+// without one: it would send requests past the relay, and that is better than none.
+const fleetWait = 2 * time.Second
+
+// run serves until ctx ends, or until SIGUSR2 says that another gateway has taken the
+// sockets over; then it carries to their end the answers it has.
+func (g *gateway) run(ctx context.Context) error {
+	serving, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	defer context.AfterFunc(ctx, func() {
+		stop(nil)
+		time.AfterFunc(g.options.drain, g.rel.Cut)
+	})()
+	g.heedReplacement(serving, stop)
+	// The fleet is followed to the very end: an answer may still have to move.
+	watching, done := context.WithCancel(context.WithoutCancel(ctx))
+	defer done()
+	follow := make(chan error, 1)
+	go func() {
+		follow <- fleet.Watch(watching, fleet.WatchConfig{Target: g.options.xds, Node: g.options.node, Log: g.log}, g.pick.Update)
+	}()
+	if err := g.awaitFleet(serving, follow); err != nil {
+		return errUnlessCanceled(err)
+	}
+	extLis, err := listenUnix(g.sockets.extProc)
 	if err != nil {
 		return err
 	}
-	relLis, err := listenUnix(s.relay)
+	relLis, err := listenUnix(g.sockets.relay)
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return ext.Run(ctx, extLis) })
-	group.Go(func() error { return rel.Run(ctx, relLis) })
+	group, serving := errgroup.WithContext(serving)
+	group.Go(func() error { return g.ext.Run(serving, extLis) })
+	group.Go(func() error { return g.rel.Run(serving, relLis) })
+	group.Go(func() error { return serveHTTP(serving, g.options.metrics, signed(&g.admin)) })
 	group.Go(func() error {
-		return fleet.Watch(ctx, fleet.WatchConfig{Target: o.xds, Node: o.node, Log: log}, pick.Update)
+		select {
+		case err := <-follow:
+			return err
+		case <-serving.Done():
+			return nil
+		}
 	})
-	admin := http.NewServeMux()
-	admin.Handle("GET /v1/streams", rel.StreamsHandler())
-	admin.Handle("/", extproc.AdminHandler(pick, reg))
-	group.Go(func() error { return serveHTTP(ctx, o.metrics, signed(admin)) })
-	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-		return err
+	return errUnlessCanceled(group.Wait())
+}
+
+// errUnlessCanceled is err, but nil where that is the end that was asked for.
+func errUnlessCanceled(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// heedReplacement stops serving at SIGUSR2.
+func (g *gateway) heedReplacement(serving context.Context, stop context.CancelCauseFunc) {
+	replaced := make(chan os.Signal, 1)
+	signal.Notify(replaced, syscall.SIGUSR2)
+	go func() {
+		defer signal.Stop(replaced)
+		select {
+		case <-replaced:
+			g.log.Info("another gateway has taken over; running answers go on to their end")
+			stop(extproc.ErrReplaced)
+		case <-serving.Done():
+		}
+	}()
+}
+
+// awaitFleet returns when the fleet is known, or when it takes too long.
+func (g *gateway) awaitFleet(ctx context.Context, follow <-chan error) error {
+	late := time.After(fleetWait)
+	for g.pick.Workers(time.Now()) == nil {
+		select {
+		case err := <-follow:
+			return err
+		case <-late:
+			g.log.Warn("the control plane has not told the fleet yet; serving without it", "xds", g.options.xds)
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 	return nil
 }
 
-// listenUnix listens on a socket that only this user may use, in place of one
-// that a process before left behind.
+// listenUnix listens on a socket that only this user may use, in place of one that
+// another process left behind, or is about to: at no moment is there no socket.
 func listenUnix(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+	mine := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if err := os.Remove(mine); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: mine, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	l.SetUnlinkOnClose(false) // by then the path may be another process's
+	err = os.Chmod(mine, 0o600)
+	if err == nil {
+		err = os.Rename(mine, path)
+	}
+	if err != nil {
+		_ = l.Close() // the error to report is the one before
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l, nil

@@ -100,6 +100,7 @@ func runUp(ctx context.Context, e *env, o upOptions) error {
 		return err
 	}
 	m.warnServers(ctx)
+	go m.serveControl(ctx)
 	if err := m.announce(); err != nil {
 		cancel(err)
 	}

@@ -88,11 +88,12 @@ func (m *localMesh) envoySpec() supervise.Spec {
 		Path: m.paths.Envoy,
 		Args: []string{
 			"-c", file, "--concurrency", strconv.Itoa(m.set.Mesh.Envoy.Concurrency), "-l", m.set.Mesh.Envoy.LogLevel,
-			"--disable-hot-restart", "--file-flush-interval-msec", "500",
+			"--file-flush-interval-msec", "500",
 		},
-		Log:     m.envoyLog,
-		Prepare: func() error { return m.writeBootstrap(file) },
-		Grace:   graceEnvoy,
+		Log:      m.envoyLog,
+		Prepare:  func() error { return m.writeBootstrap(file) },
+		MoreArgs: m.hot.args,
+		Grace:    graceEnvoy,
 	}
 }
 

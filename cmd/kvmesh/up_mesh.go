@@ -39,6 +39,7 @@ type localMesh struct {
 	reaper   *supervise.Reaper
 	group    *supervise.Group
 	envoyLog *lumberjack.Logger
+	hot      hotRestart // of Envoy
 }
 
 // localWorker is one worker process.
@@ -88,6 +89,7 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	if err := m.makeKV(); err != nil {
 		return err
 	}
+	m.hot.reaper = m.reaper
 	m.group = supervise.NewGroup(m.e.log, m.reaper)
 	m.envoyLog = &lumberjack.Logger{Filename: m.logFile("envoy.log"), MaxSize: 16, MaxBackups: 1}
 	return nil

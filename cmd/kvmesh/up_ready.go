@@ -252,6 +252,7 @@ func ask(ctx context.Context, url string, v any) (http.Header, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get %s: %w", url, err)
 	}
+	req.Close = true // a process that was replaced goes on to answer on old connections
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err

@@ -182,6 +182,9 @@ type ServerInfo struct {
 	Node    struct {
 		ID string `json:"id"`
 	} `json:"node"`
+	Options struct {
+		RestartEpoch int `json:"restart_epoch"` // how many Envoys it follows in a hot restart
+	} `json:"command_line_options"`
 }
 
 // ServerInfo returns version and state.
@@ -216,6 +219,8 @@ func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("envoy admin: %w", err)
 	}
+	// An Envoy that was replaced by another goes on to answer on old connections.
+	req.Close = true
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("envoy admin: %w", err)

@@ -26,7 +26,9 @@ type Spec struct {
 	// Prepare, when not nil, runs before every start, for example to write a
 	// fresh configuration.
 	Prepare func() error
-	Grace   time.Duration // between SIGTERM and SIGKILL at the end, default 5 s
+	// MoreArgs, when not nil, adds arguments at every start, after Prepare.
+	MoreArgs func() []string
+	Grace    time.Duration // between SIGTERM and SIGKILL at the end, default 5 s
 }
 
 // Exit is one unplanned end of a child.
@@ -50,13 +52,14 @@ type Group struct {
 	reaper *Reaper // nil = rely on the parent-death signal alone
 	exits  chan Exit
 
-	mu   sync.Mutex
-	pids map[string]int // guarded by mu; running children
+	mu       sync.Mutex
+	pids     map[string]int               // guarded by mu; running children
+	replaces map[string]chan *replacement // guarded by mu; of the children in Run
 }
 
 // NewGroup returns an empty group. reaper may be nil.
 func NewGroup(log *slog.Logger, reaper *Reaper) *Group {
-	return &Group{log: log, reaper: reaper, exits: make(chan Exit, 64), pids: map[string]int{}}
+	return &Group{log: log, reaper: reaper, exits: make(chan Exit, 64), pids: map[string]int{}, replaces: map[string]chan *replacement{}}
 }
 
 // Exits delivers unplanned ends of children, the newest dropped when nobody
@@ -79,16 +82,20 @@ const (
 )
 
 // Run keeps the child running until ctx ends, then stops it: SIGTERM, Grace,
-// SIGKILL. It returns once the child is gone.
+// SIGKILL. It returns once the child is gone, and those that Replace retired.
 func (g *Group) Run(ctx context.Context, s Spec) {
 	// The parent-death signal follows the thread that started the child, so the
 	// thread must live exactly as long as this function.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	replace := g.take(s.Name)
+	defer g.leave(s.Name)
+	var retired sync.WaitGroup
+	defer retired.Wait()
 	wait := first
 	for ctx.Err() == nil {
 		start := time.Now()
-		err := g.once(ctx, s)
+		err := g.once(ctx, s, replace, &retired)
 		if ctx.Err() != nil {
 			return
 		}
@@ -113,43 +120,83 @@ func (g *Group) Run(ctx context.Context, s Spec) {
 	}
 }
 
-// once starts the child and waits for its end.
-func (g *Group) once(ctx context.Context, s Spec) error {
-	if s.Prepare != nil {
-		if err := s.Prepare(); err != nil {
-			return fmt.Errorf("prepare %s: %w", s.Name, err)
+// once runs the child, and those that replace it, until the last of them ends.
+func (g *Group) once(ctx context.Context, s Spec, replace <-chan *replacement, retired *sync.WaitGroup) error {
+	p, err := g.start(s, s.Args)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-p.done:
+			return p.err
+		case <-ctx.Done():
+			terminate(p.pid, s.Grace, p.done)
+			<-p.done
+			return p.err
+		case r := <-replace:
+			next, err := g.hand(ctx, s, p, r)
+			if err == nil {
+				old := p
+				retired.Go(func() { retire(ctx, old, s.Grace, r.Handover) })
+				p = next
+			}
+			r.result <- err
 		}
 	}
-	cmd := exec.Command(s.Path, s.Args...)
+}
+
+// process is one started child.
+type process struct {
+	pid  int
+	done chan struct{} // closed when it is gone; err is set then
+	err  error
+}
+
+// start starts a child; the calling goroutine must keep its thread.
+func (g *Group) start(s Spec, args []string) (*process, error) {
+	if s.Prepare != nil {
+		if err := s.Prepare(); err != nil {
+			return nil, fmt.Errorf("prepare %s: %w", s.Name, err)
+		}
+	}
+	if s.MoreArgs != nil {
+		args = append(args[:len(args):len(args)], s.MoreArgs()...)
+	}
+	cmd := exec.Command(s.Path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.Env, s.Log, s.Log
 	cmd.SysProcAttr = Attr()
 	// A grandchild that holds the log pipe must not keep Wait from returning.
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", s.Name, err)
+		return nil, fmt.Errorf("start %s: %w", s.Name, err)
 	}
-	pid := cmd.Process.Pid
-	g.reaper.Add(pid)
-	g.setPID(s.Name, pid)
-	g.log.Debug("child started", "child", s.Name, "pid", pid)
-	done := make(chan struct{})
-	stopped := context.AfterFunc(ctx, func() { terminate(pid, s.Grace, done) })
-	err := cmd.Wait()
-	close(done)
-	stopped()
-	g.setPID(s.Name, 0)
-	g.reaper.Remove(pid)
-	return err
+	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
+	g.reaper.Add(p.pid)
+	g.setPID(s.Name, p.pid)
+	g.log.Debug("child started", "child", s.Name, "pid", p.pid)
+	go func() {
+		p.err = cmd.Wait()
+		g.unsetPID(s.Name, p.pid)
+		g.reaper.Remove(p.pid)
+		close(p.done)
+	}()
+	return p, nil
 }
 
 func (g *Group) setPID(name string, pid int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if pid == 0 {
-		delete(g.pids, name)
-		return
-	}
 	g.pids[name] = pid
+}
+
+// unsetPID forgets a child that is gone, unless another one has its name by now.
+func (g *Group) unsetPID(name string, pid int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.pids[name] == pid {
+		delete(g.pids, name)
+	}
 }
 
 // terminate asks a child's process group to stop, and kills it after grace.
