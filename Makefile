@@ -16,10 +16,10 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint e2e bench check leak vuln purge preflight clients
+.PHONY: help demo tools build test race fuzz golden lint e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 preflight:
 	@sh scripts/preflight.sh
@@ -57,6 +57,14 @@ lint: preflight ## format, go fix, vet, staticcheck
 
 e2e: tools ## the scripts on a real Envoy only, never from the test cache
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) ./test/e2e/...
+
+# The servers are built or installed once into the user's cache, or are your own:
+# KVMESH_LLAMA_SERVER; KVMESH_VLLM (a Python with vLLM) and KVMESH_VLLM_MODEL.
+e2e-llama-server: tools ## sidecars in front of a real llama-server, built the first time (5 to 20 minutes)
+	@server=$$(sh scripts/llama-server.sh) && KVMESH_LLAMA_SERVER=$$server CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestLlamaServer' ./test/e2e
+
+e2e-vllm-sidecar: tools ## sidecars in front of a real vLLM on the CPU, installed the first time (3 GB)
+	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
 
 bench: tools ## benchmarks, COUNT times each; BENCH and BENCHPKGS choose, OLD=FILE compares
 	@mkdir -p bin

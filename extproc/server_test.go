@@ -3,9 +3,11 @@ package extproc
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"testing/synctest"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -21,6 +24,8 @@ import (
 
 	"github.com/kvmesh/kvmesh/internal/names"
 )
+
+var update = flag.Bool("update", false, "write the golden file anew")
 
 // dial connects to a listener of bufconn.
 func dial(t *testing.T, lis *bufconn.Listener) *grpc.ClientConn {
@@ -150,7 +155,7 @@ func TestAdminHandler(t *testing.T) {
 		t.Errorf("before the first fleet: %d %s", w.Code, w.Body)
 	}
 	ws := fleet()
-	ws[1].Status = 3
+	ws[0].Zone, ws[1].Status = "eu-1a", 3
 	s.cfg.Picker.Update(ws)
 	w := get("/health")
 	var got Health
@@ -159,6 +164,18 @@ func TestAdminHandler(t *testing.T) {
 	}
 	if w.Code != 200 || got.Status != "ok" || got.Active != 2 || len(got.Workers) != 3 || got.Workers[0].Running != 1 || got.Workers[1].Status != "DRAINING" {
 		t.Errorf("%d %+v", w.Code, got)
+	}
+	if *update {
+		if err := os.WriteFile("testdata/health.golden", w.Body.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/health.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), w.Body.String()); diff != "" { // monitors read it
+		t.Errorf("testdata/health.golden (-want +got):\n%s\n%s", diff, w.Body)
 	}
 	if w := get("/metrics"); !strings.Contains(w.Body.String(), `kvmesh_extproc_requests_total{outcome="relay"} 1`) {
 		t.Errorf("metrics: %s", w.Body)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -233,10 +234,21 @@ func TestSelfCheckBeforeReady(t *testing.T) {
 				t.Errorf("%s: %+v", mood, s)
 			}
 			decode[apiError](t, r.post(t, textPath, `{"model":"sim","prompt":"x"}`), 503)
+			coldStart := func() string {
+				_, value, _ := strings.Cut(body(t, r.do(t, http.MethodGet, "/metrics", "")), "\nkvmesh_worker_cold_start_seconds ")
+				value, _, _ = strings.Cut(value, "\n")
+				return value
+			}
+			if got := coldStart(); got != "0" {
+				t.Errorf("%s: cold start of %q s before the first token", mood, got)
+			}
 			m.set("well")
 			time.Sleep(66 * time.Second) // a check under way may take its minute
 			if s := decode[healthBody](t, r.do(t, http.MethodGet, "/ready", ""), 200); s.Status != "ready" {
 				t.Errorf("%s: recovered: %+v", mood, s)
+			}
+			if got, err := strconv.ParseFloat(coldStart(), 64); err != nil || got < 90 || got > 156 {
+				t.Errorf("%s: a cold start of %v s, %v; want what it took until the token", mood, got, err)
 			}
 			decode[any](t, r.post(t, textPath, `{"model":"sim","prompt":"x"}`), 200)
 		})

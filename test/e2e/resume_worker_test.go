@@ -235,6 +235,7 @@ func (p *process) try(all map[string]any, stream string) (*reading, error) {
 	if err != nil {
 		p.Fatal(err)
 	}
+	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set(names.Relay, relaySecret)
 	req.Header.Set(names.Stream, stream)
 	req.Header.Set(names.Attempt, "1")

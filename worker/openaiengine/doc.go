@@ -29,7 +29,9 @@
 // stream of text goes on from delivered tokens by token replay: the ids of the
 // prompt, from the server's /tokenize, and those delivered become the prompt of a
 // completion, whose events are written in the form of the stream's own endpoint. The
-// server's prefix cache decides how much of that it computes again.
+// server's prefix cache decides how much of that it computes again. Delivered tokens
+// that are only a part of a character are left to the server to say again; where it
+// says others, the stream is refused.
 //
 // Other servers give no ids, so the relay sends the delivered text (text.go). It is put
 // behind a text prompt, or becomes the beginning of the assistant's message where the
@@ -39,7 +41,7 @@
 //
 // A stream that carries more than its tokens is refused, and the relay goes
 // elsewhere: several choices, log-probabilities, tools, response_format, presence
-// and frequency penalties, and tokens that end inside of a character. A stop string
+// and frequency penalties, and tokens that end in what is no text. A stop string
 // that straddles the cut is not seen by token replay; by text nothing of it was
 // delivered, as servers hold its beginning back.
 package openaiengine

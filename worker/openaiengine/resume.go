@@ -34,12 +34,13 @@ func withTokenIDs(body []byte, req *openai.Request) []byte {
 type continuation struct {
 	req       *openai.Request
 	delivered worker.Delivered
-	path      string // of the server's endpoint
-	mode      string // how it goes on, for the relay
-	prompt    int    // tokens of the prompt alone
-	given     int    // delivered tokens
-	owed      []byte // text of the delivered tokens that was not delivered with them
-	body      []byte // for the server; nil = the answer has all its tokens
+	path      string  // of the server's endpoint
+	mode      string  // how it goes on, for the relay
+	prompt    int     // tokens of the prompt alone
+	given     int     // delivered tokens
+	owed      []byte  // text of the delivered tokens that was not delivered with them
+	again     []int32 // delivered tokens of a character's part, which the server has to say again
+	body      []byte  // for the server; nil = the answer has all its tokens
 }
 
 // resume continues a stream.
@@ -91,18 +92,24 @@ func (e *Engine) continuation(ctx context.Context, f *worker.Forwarded) (*contin
 // byIDs prepares a continuation from the ids of the prompt and those delivered.
 func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation, error) {
 	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(openai.Completions), mode: "replayed"}
-	c.given = len(c.delivered.TokenIDs)
 	prompt, err := e.promptIDs(ctx, f.Request)
 	if err != nil {
 		return nil, err
 	}
 	c.prompt = len(prompt)
-	if c.owed, err = e.owed(ctx, c.delivered); err != nil {
-		return nil, err
+	// The server's text begins with a whole character, so tokens of a part are left to it.
+	for c.given = len(c.delivered.TokenIDs); c.owed == nil; c.given-- {
+		if c.given < 0 || len(c.delivered.TokenIDs)-c.given > utf8.UTFMax {
+			return nil, refuse("its tokens end in what is no text")
+		}
+		if c.owed, err = e.owed(ctx, c.delivered.TokenIDs[:c.given], c.delivered.TextBytes); err != nil {
+			return nil, err
+		}
+		if c.owed != nil {
+			break
+		}
 	}
-	if c.owed == nil {
-		return nil, refuse("its tokens end inside of a character")
-	}
+	c.again = c.delivered.TokenIDs[c.given:]
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
 		return nil, err
@@ -111,7 +118,7 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		delete(fields, name)
 	}
 	fields["return_token_ids"] = []byte("true")
-	if fields["prompt"], err = json.Marshal(slices.Concat(prompt, c.delivered.TokenIDs)); err != nil {
+	if fields["prompt"], err = json.Marshal(slices.Concat(prompt, c.delivered.TokenIDs[:c.given])); err != nil {
 		return nil, err
 	}
 	return c, c.finish(e, fields)
@@ -175,24 +182,24 @@ func (e *Engine) promptIDs(ctx context.Context, req *openai.Request) ([]int32, e
 	return answer.Tokens, nil
 }
 
-// owed is the text of the delivered tokens behind what was delivered of it, nil when
-// the tokens end inside of a character.
-func (e *Engine) owed(ctx context.Context, d worker.Delivered) ([]byte, error) {
-	if len(d.TokenIDs) == 0 {
+// owed is the text of delivered tokens behind what was delivered of it, nil when the
+// tokens end inside of a character.
+func (e *Engine) owed(ctx context.Context, ids []int32, delivered int) ([]byte, error) {
+	if len(ids) == 0 && delivered == 0 {
 		return []byte{}, nil
 	}
 	var answer openai.Detokenized
-	if err := e.ask(ctx, openai.DetokenizePath, map[string]any{"model": e.name, "tokens": d.TokenIDs}, &answer); err != nil {
+	if err := e.ask(ctx, openai.DetokenizePath, map[string]any{"model": e.name, "tokens": ids}, &answer); err != nil {
 		return nil, err
 	}
 	text := answer.Prompt
 	if strings.HasSuffix(text, string(utf8.RuneError)) {
 		return nil, nil
 	}
-	if d.TextBytes > len(text) {
-		return nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", d.TextBytes, len(text))
+	if delivered > len(text) {
+		return nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", delivered, len(text))
 	}
-	return []byte(text[d.TextBytes:]), nil
+	return []byte(text[delivered:]), nil
 }
 
 // ask posts JSON and reads JSON.
@@ -270,6 +277,13 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 		if err := json.Unmarshal(ev.Data, &got); err != nil || got.Error != nil {
 			return out.broken(fmt.Errorf("the server's stream ended in %.200q", ev.Data))
 		}
+		if !out.repeats(&got) {
+			refuse("the server says other tokens than the delivered ones of a character's part").Write(w)
+			return nil
+		}
+		if len(c.again) > 0 && len(got.Choices) > 0 {
+			continue
+		}
 		if err := out.add(got); err != nil {
 			return nil // the client left
 		}
@@ -294,6 +308,25 @@ type stream struct {
 	model  string
 	chunks *openai.Chunks // nil before the first event
 	usage  openai.Usage
+}
+
+// repeats takes the tokens that the client has out of an event, and keeps their text.
+// It returns false when they are others; nothing was written by then.
+func (s *stream) repeats(got *chunk) bool {
+	c := s.c
+	if len(c.again) == 0 || len(got.Choices) == 0 {
+		return true
+	}
+	ch := &got.Choices[0]
+	n := min(len(c.again), len(ch.TokenIDs))
+	if !slices.Equal(ch.TokenIDs[:n], c.again[:n]) || ch.FinishReason != nil && n < len(c.again) {
+		return false
+	}
+	c.again, ch.TokenIDs = c.again[n:], ch.TokenIDs[n:]
+	if len(c.again) > 0 {
+		c.owed = append(c.owed, ch.Text...)
+	}
+	return true
 }
 
 // add writes one event of the server.

@@ -20,6 +20,7 @@ type fakeVLLM struct {
 	*httptest.Server
 	breakAt int    // cut the stream before this token, 0 = do not
 	metrics string // page; that of vLLM, or of a server without ids
+	wide    bool   // many characters of two bytes, each byte a token
 }
 
 func newFakeVLLM(t *testing.T) *fakeVLLM {
@@ -106,9 +107,17 @@ func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32
 		}
 		h := fnv.New32a()
 		fmt.Fprint(h, ids)
-		next := int32('a' + h.Sum32()%26)
+		next, text := int32('a'+h.Sum32()%26), []byte(nil)
+		switch half := len(ids) > 0 && ids[len(ids)-1] == 0xc3; {
+		case f.wide && half:
+			next, text = 0xa0+next%16, []byte{0xc3, byte(0xa0 + next%16)}
+		case f.wide && next%2 == 0:
+			next = 0xc3
+		default:
+			text = []byte{byte(next)}
+		}
 		ids = append(ids, next)
-		ev := chunks.AppendText(nil, 0, []byte{byte(next)}, nil)
+		ev := chunks.AppendText(nil, 0, text, nil)
 		if withIDs {
 			ev = chunks.InsertTokens(ev, 0, []int32{next})
 		}
@@ -182,7 +191,13 @@ func tell(t *testing.T, body io.Reader, most int) told {
 // TestStreamGoesOnByTokenReplay: cut behind each token, ids, text, reason and usage are
 // those of the stream that was not cut.
 func TestStreamGoesOnByTokenReplay(t *testing.T) {
+	t.Run("letters", func(t *testing.T) { testTokenReplay(t, false) })
+	t.Run("halves of characters", func(t *testing.T) { testTokenReplay(t, true) })
+}
+
+func testTokenReplay(t *testing.T, wide bool) {
 	f := newFakeVLLM(t)
+	f.wide = wide
 	base := startWorker(t, &upstream{Server: f.Server}, Config{Name: "mine"})
 	for path, ask := range map[string]string{
 		"/v1/completions":      `{"model":"alias","prompt":"Hello","max_tokens":9,"stream":true,"stream_options":{"include_usage":true}`,
@@ -218,7 +233,14 @@ func TestStreamGoesOnByTokenReplay(t *testing.T) {
 			for owed := range 2 { // the last letter may not have been delivered
 				first := get("", cut+1)
 				n := min(len(first.ids), cut)
-				text := first.text[:n-min(owed, n)]
+				var said []byte
+				for _, id := range first.ids[:n] {
+					said = append(said, byte(id))
+				}
+				text := strings.ToValidUTF8(string(said), "") // but for a last half
+				if !wide {
+					text = text[:n-min(owed, n)]
+				}
 				raw, _ := json.Marshal(first.ids[:n])
 				rest := get(fmt.Sprintf(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":%s,"text_bytes":%d}]}`, raw, len(text)), 1000)
 				if ids := slices.Concat(first.ids[:n], rest.ids); !slices.Equal(ids, whole.ids) || text+rest.text != whole.text {
