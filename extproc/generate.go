@@ -62,7 +62,7 @@ func (e *Exchange) send(req *openai.Request, body []byte, d picker.Decision) *ex
 	e.s.metrics.requests.WithLabelValues(outcome).Inc()
 
 	common := &extprocv3.CommonResponse{ClearRouteCache: true}
-	if out := req.Rewritten(d.Model, clamp(req, d.MaxTokens)); &out[0] != &body[0] || len(out) != len(body) {
+	if out := req.Rewritten(d.Model, req.Clamp(d.MaxTokens)); &out[0] != &body[0] || len(out) != len(body) {
 		common.BodyMutation = replaceBody(out)
 		// Envoy checks a changed body against the header. A chunked request has
 		// none, and needs none.
@@ -78,22 +78,6 @@ func (e *Exchange) send(req *openai.Request, body []byte, d picker.Decision) *ex
 		"route": structpb.NewStringValue(d.Route.Name),
 	})
 	return resp
-}
-
-// completionsDefault is the limit of tokens of /v1/completions when the client
-// gives none. Chat has no such default: there the rest of the context is allowed.
-const completionsDefault = 16
-
-// clamp returns the limit of tokens to put into the body, 0 to leave it alone.
-func clamp(req *openai.Request, most int) int {
-	asked := req.MaxTokens
-	if asked == 0 && req.Endpoint == openai.Completions {
-		asked = completionsDefault
-	}
-	if most == 0 || asked != 0 && asked <= most {
-		return 0
-	}
-	return most
 }
 
 // destinations is the candidate list as Envoy and the relay read it.

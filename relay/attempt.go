@@ -9,23 +9,66 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
+
+// attempt is one worker's try at a job, in a goroutine of its own.
+type attempt struct {
+	splicer
+	j      *job
+	n      int // from 1
+	w      worker
+	place  place
+	cause  string        // why it is made
+	delay  time.Duration // before it is
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	free   func() // gives back its share of the retry budget and of the target's time; may be called twice
+
+	prefix   []byte // what the relay adds to the body's beginning
+	rest     []byte // of the body
+	assemble bool   // the answer comes as a stream and goes out whole
+	epoch    int64  // events that the client had when it was made
+	pace     *pace  // of the worker
+
+	began time.Time    // when the worker was asked
+	since atomic.Int64 // since when the worker has let us wait, Unix ns; 0 while it does not
+
+	// Of its own goroutine.
+	mine  bool     // it was the owner at its last event
+	moved bool     // its first token was counted as a move
+	early [][]byte // data of events before its first token
+
+	// thaw is not nil while the answer is about to go on elsewhere: then it waits. It is
+	// closed when the answer stays after all. Whoever holds the pen changes it.
+	thaw chan struct{}
+}
 
 // outcome is how an attempt ended.
 type outcome struct {
 	result    string // for metrics
-	delivered bool   // the client has its answer, or what there is of it
+	delivered bool   // the client has its answer
 	retry     bool   // another worker may do better
 	blame     blame
 
 	// What the client is told when there is no further attempt: the worker's own
 	// answer, else err.
-	saved *answer
-	err   *openai.Error
+	saved   *answer
+	own     []byte // data of the worker's error event, in an answer that had begun
+	err     *openai.Error
+	tooLong bool          // the prompt does not fit; a tier with a longer context may take it
+	wait    time.Duration // that the worker asks for
+}
+
+// ended is the end of an attempt.
+type ended struct {
+	a *attempt
+	outcome
 }
 
 // blame is what an attempt says about the worker.
@@ -45,51 +88,104 @@ type answer struct {
 	body   []byte
 }
 
-// attempt has the request served by one worker. The worker's sequence is free
-// when it returns.
-func (j *job) attempt(n int, w worker) outcome {
-	release := j.r.cfg.Picker.Acquire(w.id)
-	defer release()
-	j.state.worker.Store(&w.id)
-	j.state.attempt.Store(int64(n))
-	ctx, cancel := context.WithCancel(j.ctx)
-	defer cancel()
-	var o outcome
-	resp, err := j.r.egress.RoundTrip(j.request(ctx, n, w))
-	if err != nil {
-		o = unreachable(err)
-	} else {
-		o = j.answer(resp, w)
-		// Cancelling first makes Close reset the stream instead of reading the rest,
-		// and the reset is what frees the worker's sequence.
-		cancel()
-		_ = resp.Body.Close() // what is left of it is of no use
+// errLost is the cause that ends an attempt whose answer is not needed: another has
+// been faster, or the job is over.
+var errLost = errors.New("another attempt answers")
+
+// newAttempt prepares one more attempt. The caller holds the pen.
+func (j *job) newAttempt(w worker, cause string) *attempt {
+	j.n++
+	a := &attempt{
+		j: j, n: j.n, w: w, place: j.place, cause: cause, free: func() {}, epoch: j.led.events, pace: j.r.paces.of(w.id),
 	}
-	j.account(w, &o)
+	a.later, a.keepIDs = j.owner != nil, j.keepIDs
+	a.ctx, a.cancel = context.WithCancelCause(j.ctx)
+	ours := w.mark != "" && w.mark == j.r.mark
+	a.assemble = ours && !j.stream && w.engine != policy.EngineOpenAI
+	a.rest = j.restOf(a.place, a.assemble)
+	if ours && (j.stream || a.assemble) {
+		a.prefix = append(a.prefix, `"kvmesh":{"token_ids":true`...)
+		if a.resumed = j.led.begun(); a.resumed {
+			a.byText = j.led.byText()
+			a.prefix = j.led.appendResume(append(a.prefix, `,"resume":`...), a.n)
+		}
+		a.prefix = append(a.prefix, "},"...)
+	}
+	if a.assemble {
+		a.prefix = append(a.prefix, `"stream":true,"stream_options":{"include_usage":true},`...)
+	}
+	return a
+}
+
+func isTrue(raw []byte) bool { return string(raw) == "true" }
+
+// launch runs an attempt. The worker's sequence is free when its end arrives.
+func (j *job) launch(a *attempt) {
+	j.running = append(j.running, a)
+	release := j.r.cfg.Picker.Acquire(a.w.id)
+	j.r.live.carry(a, true)
+	if len(j.running) == 1 {
+		j.state.worker.Store(&a.w.id)
+	}
+	j.state.attempt.Store(int64(a.n))
+	go func() {
+		o := a.run()
+		a.free()
+		a.cancel(nil)
+		release()
+		j.r.live.carry(a, false)
+		j.ends <- ended{a, o}
+	}()
+}
+
+// run waits until the attempt may be made and makes it.
+func (a *attempt) run() outcome {
+	if !sleep(a.ctx, a.delay) {
+		return outcome{result: resultLost}
+	}
+	if a.later && !a.j.r.pacer.enter(a) {
+		return outcome{result: resultLost}
+	}
+	a.began = time.Now()
+	a.since.Store(a.began.UnixNano())
+	resp, err := a.j.r.egress.RoundTrip(a.request())
+	if err != nil {
+		o := unreachable(err)
+		a.account(&o)
+		return o
+	}
+	o := a.answer(resp)
+	a.account(&o)
+	// Cancelling first makes Close reset the stream instead of reading the rest,
+	// and the reset is what frees the worker's sequence.
+	a.cancel(nil)
+	_ = resp.Body.Close() // what is left of it is of no use
 	return o
 }
 
-// request builds the request to one worker. Destination names that one only, so
+// request builds the request to the worker. Destination names that one only, so
 // that Envoy has nobody else to turn to, and ExpectWorker makes a worker that got
 // the address of a dead one refuse.
-func (j *job) request(ctx context.Context, n int, w worker) *http.Request {
+func (a *attempt) request() *http.Request {
+	j := a.j
 	h := outHeader(j.in.Header)
-	h.Set(names.Destination, w.address)
-	h.Set(names.Pool, j.pool)
-	h.Set(names.ExpectWorker, w.id)
-	h.Set(names.Attempt, strconv.Itoa(n))
-	if id := j.in.Header.Get(names.Stream); id != "" {
-		h.Set(names.Stream, id)
+	h.Set(names.Destination, a.w.address)
+	h.Set(names.Pool, a.place.pool)
+	h.Set(names.ExpectWorker, a.w.id)
+	h.Set(names.Attempt, strconv.Itoa(a.n))
+	h.Set(names.Stream, j.led.stream)
+	if a.w.mark != "" && a.w.mark == j.r.mark {
+		h.Set(names.Relay, j.r.cfg.Secret)
 	}
-	body := j.body // the transport may ask for it again until headers come
+	body := func() io.ReadCloser { return newSending([]byte{'{'}, a.prefix, a.rest) }
 	req := &http.Request{
 		Method: http.MethodPost,
 		URL:    &url.URL{Scheme: "http", Host: "egress", Path: j.in.URL.Path, RawQuery: j.in.URL.RawQuery},
-		Host:   j.in.Host, Header: h, ContentLength: int64(len(body.data)),
-		Body:    newSending(body.data),
-		GetBody: func() (io.ReadCloser, error) { return newSending(body.data), nil },
+		Host:   j.in.Host, Header: h, ContentLength: int64(1 + len(a.prefix) + len(a.rest)),
+		Body:    body(),
+		GetBody: func() (io.ReadCloser, error) { return body(), nil }, // asked for until headers come
 	}
-	return req.WithContext(ctx)
+	return req.WithContext(a.ctx)
 }
 
 // unreachable is the outcome when no response came. A failure to reach Envoy's own
@@ -108,10 +204,20 @@ func broke() *openai.Error {
 	return e
 }
 
-// account counts the attempt and tells the picker. A request that was ended from
-// outside says nothing about the worker, but for its own slowness.
-func (j *job) account(w worker, o *outcome) {
-	if j.ctx.Err() != nil && !o.delivered || o.result == resultTruncated && j.ctx.Err() != nil {
+// account counts the attempt and tells the picker. What ended from outside says
+// nothing about the worker, but for its own slowness.
+func (a *attempt) account(o *outcome) {
+	j := a.j
+	if !o.delivered && a.ctx.Err() != nil && j.ctx.Err() == nil {
+		o.retry, o.result, o.blame = false, resultLost, nothing
+		switch cause := context.Cause(a.ctx); {
+		case errors.Is(cause, errSilent):
+			o.result, o.blame = resultStalled, failed
+		case errors.Is(cause, errSlow):
+			o.result = resultStalled
+		}
+	}
+	if j.ctx.Err() != nil && !o.delivered {
 		o.retry, o.result, o.blame = false, resultGone, nothing
 		switch cause := context.Cause(j.ctx); {
 		case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle):
@@ -123,60 +229,61 @@ func (j *job) account(w worker, o *outcome) {
 	j.r.metrics.attempts.WithLabelValues(o.result).Inc()
 	if o.blame == failed || o.blame == absent {
 		// A dead worker fails many attempts at once, and most of them unseen by
-		// clients: only what a client saw is worth a warning.
+		// clients: only what a client may see is worth a warning.
 		level := slog.LevelDebug
-		if o.delivered || !o.retry {
+		if !o.delivered && !o.retry {
 			level = slog.LevelWarn
 		}
-		j.r.cfg.Log.Log(j.ctx, level, "attempt failed", "worker", w.id, "result", o.result, "pool", j.pool, "request", j.in.Header.Get(names.RequestID))
+		j.r.cfg.Log.Log(j.ctx, level, "attempt failed", "worker", a.w.id, "result", o.result, "pool", a.place.pool, "request", j.in.Header.Get(names.RequestID))
 	}
 	switch o.blame {
 	case fine:
-		j.r.cfg.Picker.Succeeded(w.id)
+		j.r.cfg.Picker.Succeeded(a.w.id)
 	case failed, absent:
-		j.r.cfg.Picker.Failed(time.Now(), w.id, o.blame == absent)
+		j.r.cfg.Picker.Failed(time.Now(), a.w.id, o.blame == absent)
 	}
 }
 
 // answer handles a response by its head. Envoy says in names.Upstream which
 // address it really used; it names none, or "-", where it used none.
-func (j *job) answer(resp *http.Response, w worker) outcome {
+func (a *attempt) answer(resp *http.Response) outcome {
 	at := resp.Header.Get(names.Upstream)
 	switch {
-	case resp.StatusCode == http.StatusMisdirectedRequest, at != "" && at != "-" && at != w.address:
+	case resp.StatusCode == http.StatusMisdirectedRequest, at != "" && at != "-" && at != a.w.address:
 		return outcome{result: resultWrong, retry: true, err: openai.Unavailable(time.Second, "The chosen worker left. Please try again.")}
-	case resp.StatusCode >= 500:
-		return j.serverError(resp, w)
-	case resp.StatusCode == http.StatusOK && j.stream && isEvents(resp.Header):
-		return j.streamed(resp, w)
+	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests:
+		return a.serverError(resp)
+	case resp.StatusCode == http.StatusOK && (a.j.stream || a.assemble) && isEvents(resp.Header):
+		return a.streamed(resp)
 	}
-	return j.whole(resp, w)
+	return a.complete(resp)
 }
 
 // mostErrorBody is how much of an error's body is kept.
 const mostErrorBody = 64 << 10
 
-// serverError keeps a 5xx in case that nobody does better. Envoy says 503 in
+// serverError keeps a 5xx or 429 in case that nobody does better. Envoy says 503 in
 // plain text where it cannot reach the worker; a worker that is only busy says it
 // in JSON.
-func (j *job) serverError(resp *http.Response, w worker) outcome {
+func (a *attempt) serverError(resp *http.Response) outcome {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody)) // what came is enough
-	o := outcome{result: resultStatus, retry: true, blame: failed, err: broke()}
-	o.err.RetryAfter = retryAfter(resp.Header)
+	o := outcome{result: resultStatus, retry: true, blame: failed, err: broke(), wait: retryAfter(resp.Header)}
+	o.err.RetryAfter = o.wait
 	if isJSON(resp.Header) && json.Valid(body) {
-		o.saved = &answer{resp.StatusCode, answerHeader(resp.Header, w.id), body}
+		o.saved = &answer{resp.StatusCode, answerHeader(resp.Header, a.w.id), body}
 	}
-	if resp.StatusCode != http.StatusServiceUnavailable {
-		return o
+	busy := openai.Unavailable(max(o.wait, time.Second), "All workers are busy. Please try again.")
+	switch {
+	case resp.StatusCode == http.StatusTooManyRequests:
+		o.blame, o.err = nothing, busy
+		o.err.Status = http.StatusTooManyRequests
+	case resp.StatusCode != http.StatusServiceUnavailable:
+	case o.saved != nil:
+		o.blame, o.err = nothing, busy
+	default:
+		o.result, o.blame = resultConnect, absent
+		o.err = openai.Unavailable(max(o.wait, time.Second), "No worker can be reached at the moment. Please try again.")
 	}
-	wait := max(o.err.RetryAfter, time.Second)
-	if o.saved != nil {
-		o.blame = nothing
-		o.err = openai.Unavailable(wait, "All workers are busy. Please try again.")
-		return o
-	}
-	o.result, o.blame = resultConnect, absent
-	o.err = openai.Unavailable(wait, "No worker can be reached at the moment. Please try again.")
 	return o
 }
 

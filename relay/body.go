@@ -113,18 +113,23 @@ func (r *Relay) readBody(w http.ResponseWriter, in *http.Request) (*heldBody, *o
 // response is read, which for a stream is long after its bytes went out; it calls
 // Close when it needs them no more, possibly during a Read, and Close lets go of
 // them. Safe for that concurrent use.
-type sending struct{ r atomic.Pointer[bytes.Reader] }
+type sending struct{ r atomic.Pointer[io.Reader] }
 
-func newSending(data []byte) *sending {
+func newSending(parts ...[]byte) *sending {
 	s := &sending{}
-	s.r.Store(bytes.NewReader(data))
+	readers := make([]io.Reader, len(parts))
+	for i, p := range parts {
+		readers[i] = bytes.NewReader(p)
+	}
+	all := io.MultiReader(readers...)
+	s.r.Store(&all)
 	return s
 }
 
 // Read implements io.Reader.
 func (s *sending) Read(p []byte) (int, error) {
 	if r := s.r.Load(); r != nil {
-		return r.Read(p)
+		return (*r).Read(p)
 	}
 	return 0, io.EOF
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -29,8 +30,8 @@ type client struct {
 	mu     sync.Mutex
 	begun  bool
 	closed bool
-	err    error // of the connection; nothing is written after it
-	last   time.Time
+	err    error       // of the connection; nothing is written after it
+	wrote  time.Time   // the last event or comment
 	timer  *time.Timer // nil without stream
 }
 
@@ -42,7 +43,7 @@ func newClient(w http.ResponseWriter, keepAlive, stall time.Duration, stalled fu
 func (c *client) keepOpen() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.last = time.Now()
+	c.wrote = time.Now()
 	// tick sets the timer itself, so the timer must be known before it can fire.
 	c.timer = time.AfterFunc(never, c.tick)
 	c.timer.Reset(min(c.keepAlive, c.stall))
@@ -67,7 +68,7 @@ func (c *client) tick() {
 	if c.closed || c.err != nil {
 		return
 	}
-	silent := time.Since(c.last)
+	silent := time.Since(c.wrote)
 	if silent >= c.keepAlive {
 		c.timer.Reset(c.stall) // should this very write block
 		c.beginLocked(http.StatusOK, streamHeader())
@@ -124,8 +125,8 @@ func (c *client) writeLocked(raw []byte) error {
 	if c.closed {
 		return errClosed
 	}
-	c.last = time.Now()
-	c.writing.Store(c.last.UnixNano())
+	c.wrote = time.Now()
+	c.writing.Store(c.wrote.UnixNano())
 	defer c.writing.Store(0)
 	if _, c.err = c.w.Write(raw); c.err == nil {
 		c.err = c.rc.Flush()
@@ -164,6 +165,16 @@ func (c *client) fail(e *openai.Error) {
 	} else {
 		c.begun = true
 		e.Write(c.w)
+	}
+	c.closed = true
+}
+
+// last ends a stream that has begun with one more event.
+func (c *client) last(data []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		_ = c.writeLocked(slices.Concat([]byte("data: "), data, []byte("\n\n"))) // the client may be gone
 	}
 	c.closed = true
 }

@@ -60,6 +60,8 @@ type Config struct {
 	// attempts; 0.2. MinRetries are allowed however few requests run; 10.
 	RetryShare float64
 	MinRetries int64
+	// MovesAtOnce is how many answers at a time may begin to go on at one worker; 32.
+	MovesAtOnce int64
 }
 
 func (c *Config) setDefaults() {
@@ -88,6 +90,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.MinRetries == 0 {
 		c.MinRetries = 10
+	}
+	if c.MovesAtOnce == 0 {
+		c.MovesAtOnce = 32
 	}
 }
 

@@ -2,26 +2,26 @@ package relay
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/kvmesh/kvmesh/extproc/picker"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
-// job is one client's request on its way through the relay. One goroutine, that
-// of the handler, runs it.
+// job is one client's request on its way through the relay. The goroutine of the
+// handler runs it; each attempt has one of its own, which reads from its worker and
+// writes to the client. Who writes holds the pen.
 type job struct {
 	r     *Relay
 	in    *http.Request
 	start time.Time
-	body  *heldBody // released at the first byte
+	body  *heldBody // released when no other worker can be asked any more
 	out   *client
 	watch watch
 
@@ -30,46 +30,75 @@ type job struct {
 	unlink func() bool // stops listening for the gateway's end
 
 	// What the request says.
+	req      *openai.Request // aliases body, nil once that is released
 	endpoint openai.Endpoint
 	stream   bool
-	multi    bool   // may have several choices
-	model    string // for metrics, bounded by the policy
-	named    string // as the request names it
-	only     string // the model that workers must have, "" where the policy vouches for them
+	usage    bool   // the stream is to end with it
+	keepIDs  bool   // the client wants token ids
+	expect   int    // choices, 0 = not known
+	named    string // model as the request names it
+	metered  string // model for metrics, bounded by the policy
 	session  string
 	route    policy.ModelRoute
-	pool     string
 
-	queue  []worker // candidates not tried
-	failed []string // ids of workers that failed this request
-	give   func()   // gives the running attempt's share of the retry budget back
+	place // where the request is tried now
+	hunt  hunt
+
+	// Of the goroutine that runs the job.
+	n       int        // attempts made
+	running []*attempt // at most two
+	timer   *time.Timer
+	ends    chan ended    // one for each attempt
+	turned  chan struct{} // the answer comes from another attempt than before, or one came back
+	asked   chan leaving  // others want the answer to go on elsewhere
+
+	pen chan struct{} // holds one element while nobody has it
+	// Of whoever holds the pen.
+	led    ledger
+	owner  *attempt   // whose answer the client gets, nil before its first token
+	whole  *assembler // of an answer without streaming that comes as a stream
+	moves  int        // to other workers, after the first token
+	from   string     // id of the worker before the last move
+	hedged bool       // another attempt was made because of the owner's silence
+	buf    []byte     // of the event being written
+	first  time.Time  // when the first token came
+	last   time.Time  // when the last one did
 
 	state state
 }
 
-// worker is one candidate.
-type worker struct{ id, address string }
-
 // newJob reads what the edge decided out of the headers.
 func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Request, start time.Time) *job {
 	j := &job{
-		r: r, in: in, start: start, give: func() {},
-		endpoint: req.Endpoint, stream: req.Stream, multi: req.N > 1 || strings.HasPrefix(string(req.Raw("prompt")), "["),
-		session: in.Header.Get(names.SessionToken), pool: in.Header.Get(names.Pool),
+		r: r, in: in, start: start, req: req, endpoint: req.Endpoint, stream: req.Stream, usage: req.IncludeUsage,
+		keepIDs: isTrue(req.Raw("return_token_ids")), expect: req.N, named: req.Model,
+		session: in.Header.Get(names.SessionToken), place: place{tier: -1, pool: in.Header.Get(names.Pool)},
+		ends: make(chan ended, 2), turned: make(chan struct{}, 1), asked: make(chan leaving, 4), pen: make(chan struct{}, 1),
+		timer: time.NewTimer(never),
+	}
+	j.pen <- struct{}{}
+	j.led.plain = req.Raw("tools") == nil && req.TopLogprobs < 0 && !req.Echo
+	j.led.echo = req.Echo && req.Endpoint == openai.Completions
+	if strings.HasPrefix(string(req.Raw("prompt")), "[") {
+		j.expect = 0 // there may be several prompts
 	}
 	if j.session == "" {
 		j.session = in.Header.Get(names.SessionID)
 	}
-	j.route, j.model = r.routeOf(in.Header.Get(names.ModelRoute), req.Model)
-	j.named = req.Model
-	if i := slices.IndexFunc(j.route.Tiers, func(t policy.Tier) bool { return t.Pool == j.pool }); i >= 0 && j.route.Tiers[i].Model == "" {
-		j.only = req.Model
+	if j.led.stream = in.Header.Get(names.Stream); j.led.stream == "" {
+		j.led.stream = rand.Text()
+	}
+	j.route, j.metered = r.routeOf(in.Header.Get(names.ModelRoute), req.Model)
+	if i := slices.IndexFunc(j.route.Tiers, func(t policy.Tier) bool { return t.Pool == j.pool }); i >= 0 {
+		if j.tier = i; j.route.Tiers[i].Model == "" {
+			j.only = req.Model
+		}
 	}
 	j.ctx, j.cancel = context.WithCancelCause(in.Context())
 	j.watch.cancel = j.cancel
 	j.unlink = context.AfterFunc(r.cut, func() { j.cancel(errDraining) })
 	j.out = newClient(w, r.cfg.KeepAlive, r.cfg.ClientStall, func() { j.cancel(errStalled) })
-	j.queue = r.candidates(in.Header.Get(names.Destination))
+	j.hunt.queue = r.candidates(in.Header.Get(names.Destination))
 	r.retries.running.Add(1)
 	r.live.add(j)
 	return j
@@ -102,29 +131,7 @@ func label(r policy.ModelRoute, model string) string {
 	return otherModel
 }
 
-// candidates looks up who is at the addresses that the edge chose; those that
-// left since are skipped.
-func (r *Relay) candidates(list string) []worker {
-	var out []worker
-	for address := range strings.SplitSeq(list, ",") {
-		address = strings.TrimSpace(address)
-		if id, ok := r.cfg.Picker.WorkerAt(address); ok {
-			out = append(out, worker{id, address})
-		}
-	}
-	return out
-}
-
-// workers are the candidates of a decision.
-func workers(d picker.Decision) []worker {
-	out := make([]worker, len(d.Candidates))
-	for i, c := range d.Candidates {
-		out[i] = worker{c.ID, c.Address}
-	}
-	return out
-}
-
-// run makes attempts until one delivers, and else says why none did.
+// run makes attempts until the answer is whole, and else says why there is none.
 func (j *job) run() {
 	if j.stream {
 		j.r.metrics.streams.Inc()
@@ -136,80 +143,96 @@ func (j *job) run() {
 		t := time.AfterFunc(d, func() { j.cancel(errRequest) })
 		defer t.Stop()
 	}
-	more := 0
-	if j.route.Retries != nil {
-		more = *j.route.Retries
+	j.hunt.last = outcome{err: openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again.")}
+	for over := !j.begin(); !over; {
+		select {
+		case e := <-j.ends:
+			over = j.ended(e)
+		case <-j.turned:
+			j.settle()
+		case why := <-j.asked:
+			j.leave(why)
+		case <-j.timer.C:
+			over = j.ticked()
+		case <-j.ctx.Done():
+			over = true
+		}
 	}
-	last := outcome{err: openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again.")}
-	// Each round ends in a delivered answer, in an outcome that another worker may
-	// better, or in one that none can.
-	for n := 1; n <= 1+more; n++ {
-		if n > 1 && !j.again(n-1) {
-			break
+	j.stop()
+	if !j.hunt.delivered {
+		j.giveUp()
+	}
+}
+
+// stop ends the attempts that still run and waits for them.
+func (j *job) stop() {
+	for _, a := range j.running {
+		a.cancel(errLost)
+	}
+	for len(j.running) > 0 {
+		j.remove(<-j.ends)
+	}
+}
+
+// remove takes the end of an attempt.
+func (j *job) remove(e ended) {
+	j.running = slices.DeleteFunc(j.running, func(a *attempt) bool { return a == e.a })
+	if e.delivered {
+		j.hunt.delivered = true
+	}
+}
+
+// take waits for the pen. It returns false when ctx ends first.
+func (j *job) take(ctx context.Context) bool {
+	select {
+	case <-j.pen:
+		return true
+	default:
+	}
+	select {
+	case <-j.pen:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// put gives the pen back.
+func (j *job) put() { j.pen <- struct{}{} }
+
+// begun reports whether the client has a part of its answer.
+func (j *job) begun() bool { return j.state.begun.Load() }
+
+// giveUp says why there is no answer, or no more of it.
+func (j *job) giveUp() {
+	e := j.endedBy()
+	if e == nil && j.ctx.Err() != nil { // nobody is there to be told
+		return
+	}
+	last := j.hunt.last
+	if j.begun() && j.whole == nil {
+		j.r.metrics.truncated.Inc()
+		if e == nil {
+			e = last.err
 		}
-		w, ok := j.next()
-		if !ok {
-			break
-		}
-		last = j.attempt(n, w)
-		j.give()
-		if last.delivered {
+		if j.endedBy() == nil && last.own != nil {
+			j.out.last(last.own)
 			return
 		}
-		j.failed = append(j.failed, w.id)
-		if !last.retry {
-			break
-		}
-	}
-	j.giveUp(last)
-}
-
-// again asks whether one more attempt may be made, and pauses before it.
-func (j *job) again(n int) bool {
-	if j.ctx.Err() != nil {
-		return false
-	}
-	if !j.r.retries.take() {
-		j.r.metrics.denied.Inc()
-		return false
-	}
-	j.give = sync.OnceFunc(j.r.retries.give)
-	return pause(j.ctx, j.r.cfg.BackOff, n)
-}
-
-// next returns the next worker to try: of the list, else of a new one without
-// those that failed, else of a new one with them. The last is for the pool of one
-// worker, which may have been restarted since it failed.
-func (j *job) next() (worker, bool) {
-	for _, exclude := range [][]string{j.failed, nil} {
-		if len(j.queue) == 0 {
-			d := j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: j.pool, Model: j.only, Session: j.session, Exclude: exclude})
-			j.queue = workers(d)
-		}
-		for len(j.queue) > 0 {
-			w := j.queue[0]
-			j.queue = j.queue[1:]
-			if !slices.Contains(exclude, w.id) {
-				return w, true
-			}
-		}
-	}
-	return worker{}, false
-}
-
-// giveUp says why no attempt delivered.
-func (j *job) giveUp(last outcome) {
-	if e := j.endedBy(); e != nil {
 		j.out.fail(e)
 		return
 	}
-	if j.ctx.Err() != nil { // nobody is there to be told
-		return
+	saved := last.saved
+	if j.hunt.tooLong != nil {
+		saved = j.hunt.tooLong
 	}
-	if a := last.saved; a == nil {
+	switch {
+	case e != nil:
+		j.out.fail(e)
+	case saved == nil:
 		j.out.fail(last.err)
-	} else if j.out.whole(a.status, a.header, a.body) != nil {
-		j.out.fail(inStream(a))
+	case j.out.whole(saved.status, saved.header, saved.body) != nil:
+		j.out.fail(inStream(saved))
 	}
 }
 
@@ -232,9 +255,10 @@ func (j *job) endedBy() *openai.Error {
 func (j *job) finish() {
 	j.out.close()
 	j.watch.stop()
+	j.timer.Stop()
 	j.unlink()
 	j.cancel(nil)
-	j.give()
+	j.body.release()
 	j.r.retries.running.Add(-1)
 	j.r.live.remove(j)
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -13,17 +14,19 @@ import (
 	"github.com/kvmesh/kvmesh/internal/names"
 )
 
-// live holds the requests that run now, for an operator to look at.
+// live holds the requests that run now, for an operator to look at, and the attempts of
+// each worker.
 type live struct {
-	mu   sync.Mutex
-	jobs map[*job]bool
+	mu       sync.Mutex
+	jobs     map[*job]bool
+	byWorker map[string]map[*attempt]bool
 }
 
 func (l *live) add(j *job) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.jobs == nil {
-		l.jobs = map[*job]bool{}
+		l.jobs, l.byWorker = map[*job]bool{}, map[string]map[*attempt]bool{}
 	}
 	l.jobs[j] = true
 }
@@ -34,11 +37,86 @@ func (l *live) remove(j *job) {
 	delete(l.jobs, j)
 }
 
+// carry notes that a worker carries an attempt, or does no more.
+func (l *live) carry(a *attempt, on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := l.byWorker[a.w.id]
+	switch {
+	case !on:
+		if delete(of, a); len(of) == 0 {
+			delete(l.byWorker, a.w.id)
+		}
+	case of == nil:
+		l.byWorker[a.w.id] = map[*attempt]bool{a: true}
+	default:
+		of[a] = true
+	}
+}
+
+// workers lists those that carry attempts.
+func (l *live) workers() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Keys(l.byWorker))
+}
+
+// leave asks all answers of a worker to go on elsewhere. It never waits.
+func (l *live) leave(id, cause string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for a := range l.byWorker[id] {
+		a.j.ask(leaving{cause: cause, worker: id})
+	}
+}
+
+// find returns the request with that stream id.
+func (l *live) find(stream string) *job {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for j := range l.jobs {
+		if j.led.stream == stream {
+			return j
+		}
+	}
+	return nil
+}
+
+// ask tells a job to go on elsewhere. It never waits: a job that has much to do looks
+// after itself anyway.
+func (j *job) ask(why leaving) bool {
+	select {
+	case j.asked <- why:
+		return true
+	default:
+		return false
+	}
+}
+
 // state is what others may read of a job while its goroutine runs it.
 type state struct {
-	worker  atomic.Pointer[string] // of the running attempt
+	worker  atomic.Pointer[string] // that gives the answer, or is asked for it
+	pool    atomic.Pointer[string] // where, when not where the edge said
 	attempt atomic.Int64
 	events  atomic.Int64 // passed on to the client
+	begun   atomic.Bool  // the client has its first token
+
+	mu    sync.Mutex
+	moves []fleet.MoveView // to other workers, after the first token
+}
+
+// movesSoFar is a copy of the moves.
+func (s *state) movesSoFar() []fleet.MoveView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.moves)
+}
+
+// move notes one more.
+func (s *state) move(v fleet.MoveView) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.moves = append(s.moves, v)
 }
 
 // Streams lists the requests that run now, the oldest first. Safe for concurrent
@@ -48,11 +126,14 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 	out := make([]fleet.StreamView, 0, len(r.live.jobs))
 	for j := range r.live.jobs {
 		v := fleet.StreamView{
-			ID: j.in.Header.Get(names.Stream), Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.pool, Stream: j.stream,
-			Attempt: j.state.attempt.Load(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
+			ID: j.led.stream, Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.in.Header.Get(names.Pool), Stream: j.stream,
+			Attempt: j.state.attempt.Load(), Moves: j.state.movesSoFar(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
 		}
 		if w := j.state.worker.Load(); w != nil {
 			v.Worker = *w
+		}
+		if p := j.state.pool.Load(); p != nil {
+			v.Pool = *p
 		}
 		out = append(out, v)
 	}

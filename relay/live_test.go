@@ -16,7 +16,7 @@ func TestStreams(t *testing.T) {
 	r := &Relay{}
 	now := time.Now()
 	mk := func(id string, age time.Duration) *job {
-		j := &job{r: r, in: &http.Request{Header: http.Header{}}, start: now.Add(-age), named: "m", pool: "p", stream: true}
+		j := &job{r: r, in: &http.Request{Header: http.Header{}}, start: now.Add(-age), named: "m", led: ledger{stream: id}, stream: true}
 		j.in.Header.Set(names.Stream, id)
 		r.live.add(j)
 		return j

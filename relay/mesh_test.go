@@ -201,7 +201,24 @@ func (m *mesh) ask(body string, h ...string) reply {
 	if err != nil {
 		m.t.Errorf("read answer: %v after %q", err, got)
 	}
-	return reply{resp.StatusCode, resp.Header, string(got), time.Since(start)}
+	return reply{resp.StatusCode, resp.Header, m.numbered(string(got)), time.Since(start)}
+}
+
+// numbered checks the ids of a stream's events and returns the stream without them.
+func (m *mesh) numbered(body string) string {
+	m.t.Helper()
+	var out strings.Builder
+	n := 0
+	for line := range strings.Lines(body) {
+		if !strings.HasPrefix(line, "id: ") {
+			out.WriteString(line)
+			continue
+		}
+		if n++; line != fmt.Sprintf("id: stream-1:%d\n", n) {
+			m.t.Errorf("event %d has the %s", n, line)
+		}
+	}
+	return out.String()
 }
 
 // result is the count of attempts with that result.

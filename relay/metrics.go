@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
@@ -20,6 +22,8 @@ const (
 	resultTruncated = "truncated"    // ended between first byte and end
 	resultTimeout   = "timeout"      // a time-out of the route
 	resultGone      = "client_gone"  // the client left, or the gateway stops
+	resultLost      = "lost"         // another attempt answered
+	resultStalled   = "stalled"      // replaced because of its silence
 )
 
 // metrics are the relay's; label values come from the policy and from constants,
@@ -31,6 +35,12 @@ type metrics struct {
 	truncated prometheus.Counter
 	denied    prometheus.Counter
 	streams   prometheus.Gauge
+
+	moves    *prometheus.CounterVec
+	held     prometheus.Counter
+	gap      *prometheus.HistogramVec // s
+	restored prometheus.Counter
+	computed prometheus.Counter
 
 	firstToken *prometheus.HistogramVec // s
 	duration   *prometheus.HistogramVec // s
@@ -52,6 +62,22 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		streams: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "kvmesh_relay_streams", Help: "Streamed answers being carried.",
 		}),
+		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvmesh_relay_moves_total", Help: "Answers that went on at another worker, by cause and by how: exact, restored, replayed.",
+		}, []string{"cause", "kind"}),
+		held: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvmesh_relay_moves_held_total", Help: "Answers that stayed with a sick worker because most of its pool was sick.",
+		}),
+		gap: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kvmesh_relay_move_gap_seconds", Help: "Seconds from the last token before a move to the first after it.",
+			Buckets: []float64{.005, .01, .02, .04, .06, .08, .1, .15, .25, .5, 1, 2, 4, 8, 16, 32},
+		}, []string{"cause"}),
+		restored: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvmesh_relay_restored_tokens_total", Help: "Tokens whose KV was restored for answers that moved.",
+		}),
+		computed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvmesh_relay_replayed_tokens_total", Help: "Tokens that were computed again for answers that moved.",
+		}),
 		firstToken: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "gen_ai_server_time_to_first_token", Help: "Seconds from the request to the first token of a streamed answer.",
 			Buckets: []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 30, 60, 180, 600},
@@ -65,7 +91,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5},
 		}, gen),
 	}
-	for _, c := range []prometheus.Collector{m.attempts, m.truncated, m.denied, m.streams, m.firstToken, m.duration, m.perToken} {
+	for _, c := range []prometheus.Collector{m.attempts, m.truncated, m.denied, m.streams, m.moves, m.held, m.gap, m.restored, m.computed, m.firstToken, m.duration, m.perToken} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
@@ -92,4 +118,23 @@ func (m *metrics) answered(op, model string, first, total time.Duration, tokens 
 	if tokens > 1 {
 		m.perToken.WithLabelValues(op, model).Observe((total - first).Seconds() / float64(tokens-1))
 	}
+}
+
+// moved records an answer that has its first token from another worker. The pen is held.
+func (j *job) moved(a *attempt, got spliced, now time.Time) {
+	kind := got.kv
+	if kind == "" {
+		kind = kvReplayed
+	}
+	gap := now.Sub(j.last)
+	j.state.move(fleet.MoveView{
+		From: j.from, To: a.w.id, Cause: a.cause, KV: kind, Restored: got.restored, Computed: got.computed, GapSeconds: gap.Seconds(),
+	})
+	m := j.r.metrics
+	m.moves.WithLabelValues(a.cause, kind).Inc()
+	m.gap.WithLabelValues(a.cause).Observe(gap.Seconds())
+	m.restored.Add(float64(got.restored))
+	m.computed.Add(float64(got.computed))
+	j.r.cfg.Log.Info("answer moved", "request", j.in.Header.Get(names.RequestID), "cause", a.cause, "kind", kind, "from", j.from, "to", a.w.id,
+		"attempt", a.n, "gap", gap, "tokens", j.led.tokens, "restored", got.restored, "computed", got.computed)
 }

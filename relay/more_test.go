@@ -54,6 +54,7 @@ func TestHTTP1(t *testing.T) {
 		}
 		req.Header.Set(names.Pool, "p")
 		req.Header.Set(names.ModelRoute, "long")
+		req.Header.Set(names.Stream, "stream-1")
 		resp, err := edge.Client().Do(req)
 		if err != nil {
 			t.Fatal(err)
@@ -63,7 +64,7 @@ func TestHTTP1(t *testing.T) {
 	for body, want := range map[string]string{askStream: token("a", "") + token("", "stop") + done} {
 		resp := post(body)
 		got, err := io.ReadAll(resp.Body)
-		if err != nil || string(got) != want {
+		if err != nil || m.numbered(string(got)) != want {
 			t.Errorf("stream: %q, %v", got, err)
 		}
 	}
@@ -72,7 +73,7 @@ func TestHTTP1(t *testing.T) {
 		t.Errorf("whole: %q, %v", got, err)
 	}
 	resp = post(askStream)
-	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || !strings.HasPrefix(line, "data: ") {
+	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || !strings.HasPrefix(line, "id: ") {
 		t.Errorf("open stream: %q, %v", line, err)
 	}
 	_ = resp.Body.Close()

@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -73,12 +71,12 @@ func TestSending(t *testing.T) {
 	}
 }
 
-func TestPause(t *testing.T) {
+func TestBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for n, most := range map[int]time.Duration{1: 10 * time.Millisecond, 2: 20 * time.Millisecond, 3: 40 * time.Millisecond, 60: 250 * time.Millisecond} {
 			for range 20 {
 				start := time.Now()
-				if !pause(t.Context(), 10*time.Millisecond, n) {
+				if !sleep(t.Context(), backOff(10*time.Millisecond, n)) {
 					t.Fatal("a pause ends in failure")
 				}
 				if took := time.Since(start); took < most/2-1 || took > most {
@@ -88,7 +86,7 @@ func TestPause(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if pause(ctx, time.Hour, 1) {
+		if sleep(ctx, time.Hour) {
 			t.Error("a pause outlives its context")
 		}
 	})
@@ -131,59 +129,6 @@ func TestWatch(t *testing.T) {
 		time.Sleep(time.Minute)
 		if err := cause(); err != nil {
 			t.Errorf("fired after stop: %v", err)
-		}
-	})
-}
-
-func TestProgress(t *testing.T) {
-	for _, tc := range []struct {
-		name     string
-		events   []string
-		multi    bool
-		complete bool
-		count    int
-		failed   bool
-	}{
-		{"plain", []string{`{"choices":[{"index":0,"text":"a","finish_reason":null}]}`, `{"choices":[{"index":0,"finish_reason" : "stop"}]}`}, false, true, 2, false},
-		{"usage wins", []string{`{"choices":[{"finish_reason":"stop"}]}`, `{"choices":[],"usage":{"completion_tokens":9}}`}, false, true, 9, false},
-		{"null usage", []string{`{"choices":[{"finish_reason":"stop"}],"usage":null}`}, false, true, 1, false},
-		{"text like a member", []string{`{"choices":[{"text":"\"finish_reason\":\"stop\"","finish_reason":null}]}`}, false, false, 1, false},
-		{"text is the name", []string{`{"choices":[{"text":"finish_reason","finish_reason":null}]}`}, false, false, 1, false},
-		{"one of two", []string{`{"choices":[{"index":1}]}`, `{"choices":[{"index":0,"finish_reason":"stop"}]}`}, true, false, 2, false},
-		{"nothing", nil, false, false, 0, false},
-		{"error", []string{`{"error":{"message":"x"}}`}, false, false, 0, true},
-		{"null error", []string{`{"error":null,"choices":[{"finish_reason":"stop"}]}`}, false, true, 1, false},
-		{"no JSON", []string{`finish_reason`, `"finish_reason": oops`}, false, false, 1, false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			p := progress{multi: tc.multi}
-			for _, e := range tc.events {
-				p.observe([]byte(e))
-			}
-			if p.complete() != tc.complete || p.count() != tc.count || (p.failed != nil) != tc.failed {
-				t.Errorf("complete %v, count %d, failed %s", p.complete(), p.count(), p.failed)
-			}
-		})
-	}
-}
-
-// FuzzProgress checks that looking before decoding misses nothing: on JSON objects
-// the quick look says the same as decoding each event.
-func FuzzProgress(f *testing.F) {
-	f.Add([]byte(`{"choices":[{"index":0,"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":3}}`))
-	f.Add([]byte(`{"choices":[{"finish_reason"  :null}],"error":{}}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		// encoding/json also takes names in other case, and escaped ones; workers
-		// send neither.
-		var fields map[string]json.RawMessage
-		if json.Unmarshal(data, &fields) != nil || bytes.ContainsAny(data, `\ſK`) || bytes.ContainsAny(data, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
-			t.Skip()
-		}
-		quick, full := progress{}, progress{multi: true}
-		quick.observe(data)
-		full.observe(data)
-		if quick.complete() != full.complete() || quick.tokens != full.tokens || (quick.failed == nil) != (full.failed == nil) {
-			t.Errorf("%s: quick %+v, full %+v", data, quick, full)
 		}
 	})
 }

@@ -9,6 +9,9 @@ import (
 	"net/http"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
@@ -20,6 +23,10 @@ type Relay struct {
 	egress  *http.Transport
 	retries retryBudget
 	live    live
+	mark    string // of the secret, as workers register it
+	paces   byWorker[pace]
+	pacer   pacer
+	fleet   watchedFleet
 
 	// cut ends when running answers must end with an error.
 	cut    context.Context
@@ -64,7 +71,9 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of relay: %w", err)
 	}
-	r := &Relay{cfg: cfg, metrics: m, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}}
+	r := &Relay{cfg: cfg, metrics: m, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
+	r.paces.make = func() *pace { return &pace{} }
+	r.pacer.make = func() *semaphore.Weighted { return semaphore.NewWeighted(cfg.MovesAtOnce) }
 	r.cut, r.cutNow = context.WithCancel(context.Background())
 	r.egress = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

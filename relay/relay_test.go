@@ -216,7 +216,8 @@ func TestAllFail(t *testing.T) {
 	})
 }
 
-// TestClientErrors: a 4xx is the client's and is never repeated.
+// TestClientErrors: a 4xx is the client's and is never repeated, but for 429, which is
+// the worker's own state.
 func TestClientErrors(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
@@ -243,8 +244,12 @@ func TestClientErrors(t *testing.T) {
 						t.Errorf("%d %s %v", got.status, got.body, got.header)
 					}
 				}
-				if n := len(m.attempts()); n != 2 || m.result(resultRefused) != 2 {
-					t.Errorf("%d attempts for two requests", n)
+				want, result := 2, resultRefused
+				if tc.status == http.StatusTooManyRequests {
+					want, result = 6, resultStatus
+				}
+				if n := len(m.attempts()); n != want || m.result(result) != want {
+					t.Errorf("%d attempts for two requests, want %d", n, want)
 				}
 			})
 		})
@@ -264,7 +269,6 @@ func TestTruncated(t *testing.T) {
 		{"cut inside an event", func(w http.ResponseWriter) { send(w, a, b[:10]); cut() }, a},
 		{"clean end", func(w http.ResponseWriter) { send(w, a, b) }, a + b},
 		{"clean end inside an event", func(w http.ResponseWriter) { send(w, a, b[:len(b)-1]) }, a},
-		{"finished without done", func(w http.ResponseWriter) { send(w, a, token("", "stop")) }, a + token("", "stop")},
 		{"done without finish", func(w http.ResponseWriter) { send(w, a, done) }, a},
 		{"too large an event", func(w http.ResponseWriter) { send(w, a, "data: "+strings.Repeat("x", 300)+"\n\n", done) }, a},
 	} {
@@ -282,6 +286,17 @@ func TestTruncated(t *testing.T) {
 			})
 		})
 	}
+	t.Run("all but the end", func(t *testing.T) {
+		serve := func(_ int, w http.ResponseWriter, _ *http.Request) { send(w, a, token("", "stop")) }
+		inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
+			if got := m.ask(askStream); got.body != a+token("", "stop")+done {
+				t.Errorf("an answer of which only the end is missing: %q", got.body)
+			}
+			if m.result(resultOK) != 1 {
+				t.Error("not counted as complete")
+			}
+		})
+	})
 	t.Run("the worker's own error event", func(t *testing.T) {
 		own := "data: {\"error\":{\"message\":\"out of memory\"}}\n\n"
 		serve := func(_ int, w http.ResponseWriter, _ *http.Request) { send(w, a, own, done) }

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -29,15 +30,25 @@ func (b *retryBudget) take() bool {
 // then on it is a request like any other.
 func (b *retryBudget) give() { b.further.Add(-1) }
 
+// once makes f harmless after its first call.
+func once(f func()) func() { return sync.OnceFunc(f) }
+
 // mostBackOff is the longest pause, in units of the first.
 const mostBackOff = 25
 
-// pause waits before the n-th further attempt (from 1): the first pause doubled
-// each time, of which up to a half is left off at random. It returns false when
-// ctx ended.
-func pause(ctx context.Context, first time.Duration, n int) bool {
+// backOff is the pause before the n-th further attempt (from 1): the first pause doubled
+// each time, of which up to a half is left off at random.
+func backOff(first time.Duration, n int) time.Duration {
 	d := min(first<<min(n-1, 10), mostBackOff*first)
-	t := time.NewTimer(d - rand.N(d/2+1))
+	return d - rand.N(d/2+1)
+}
+
+// sleep waits. It returns false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():

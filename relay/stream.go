@@ -1,9 +1,11 @@
 package relay
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -15,115 +17,316 @@ const tailTime = time.Second
 // errTail ends the wait for that; the answer was complete.
 var errTail = errors.New("no end of the stream after [DONE]")
 
-// streamed passes a stream on, event by event, unchanged. [DONE] is passed on only
-// when every choice had its finish_reason: clients take it for the promise that the
-// answer is whole. Comments of the worker are dropped
-// until its first token, so that until then another worker can take over unseen.
-func (j *job) streamed(resp *http.Response, w worker) outcome {
-	events := openai.NewEventReader(resp.Body, j.r.cfg.MaxEvent)
-	t := progress{multi: j.multi}
-	var first time.Time
+// streamed passes a stream on, event by event. [DONE] is passed on only when every
+// choice had its finish_reason: clients take it for the promise that the answer is
+// whole. Until its first token nothing of it is, so that until then another worker can
+// take over unseen.
+func (a *attempt) streamed(resp *http.Response) outcome {
+	events := openai.NewEventReader(resp.Body, a.j.r.cfg.MaxEvent)
 	for {
 		ev, err := events.Next()
+		if err != nil {
+			return a.cutOff()
+		}
+		var o outcome
+		over := false
 		switch {
-		case err != nil:
-			return j.broken(&t, !first.IsZero())
-		case ev.Data == nil && first.IsZero():
-			continue
-		case ev.Data != nil && !ev.Done():
-			t.observe(ev.Data)
-		case ev.Done() && !t.complete():
-			return j.broken(&t, !first.IsZero())
-		}
-		if first.IsZero() {
-			if t.failed != nil {
-				return failedEarly(ev.Data, w, resp)
-			}
-			first = time.Now()
-			j.beginStream(resp, w)
-		}
-		if ev.Data != nil { // a comment of the worker is no token: it waits on
-			j.watch.busy()
-		}
-		if err := j.out.event(ev.Raw); err != nil {
-			j.cancel(err)
-			return outcome{result: resultGone, delivered: true}
-		}
-		j.state.events.Add(1)
-		switch {
-		case t.failed != nil: // the worker's own error event ends it
-			j.r.metrics.truncated.Inc()
-			return outcome{result: resultTruncated, delivered: true, blame: failed}
 		case ev.Done():
-			j.complete(events, &t, first)
-			return outcome{result: resultOK, delivered: true, blame: fine}
+			o, over = a.done(events), true
 		case ev.Data != nil:
-			j.watch.wait(time.Now())
+			o, over = a.event(ev, resp)
+		case a.mine:
+			o, over = a.comment(ev)
+		}
+		if over {
+			return o
 		}
 	}
 }
 
-// first notes that the client gets its answer from this attempt.
-func (j *job) first() {
-	j.give()
-	j.body.release()
-}
-
-// beginStream sends the worker's headers.
-func (j *job) beginStream(resp *http.Response, w worker) {
-	j.first()
-	j.watch.set(j.route.Timeouts.StreamIdle.D(), errIdle)
-	h := answerHeader(resp.Header, w.id)
-	if h.Get("Cache-Control") == "" {
-		h.Set("Cache-Control", "no-cache")
+// hold takes the pen for an attempt whose answer the client gets, or may get from now
+// on. While the answer is about to go on elsewhere it waits for what comes of that. It
+// returns false when another attempt answers.
+func (a *attempt) hold() bool {
+	j := a.j
+	for j.take(a.ctx) {
+		switch {
+		case a.ctx.Err() != nil, j.owner != nil && j.owner != a && a.epoch != j.led.events:
+			j.put()
+			return false
+		case a.thaw == nil:
+			return true
+		}
+		thaw := a.thaw
+		j.put()
+		select {
+		case <-thaw:
+		case <-a.ctx.Done():
+			return false
+		}
 	}
-	j.out.begin(http.StatusOK, h)
+	return false
 }
 
-// complete records a stream that ended well and lets the worker close its side:
-// were it reset now, Envoy would count a cancelled request.
-func (j *job) complete(events *openai.EventReader, t *progress, first time.Time) {
-	j.out.close()
-	j.r.metrics.answered(operation(j.endpoint), j.model, first.Sub(j.start), time.Since(j.start), t.count())
+// comment passes a comment of the worker on.
+func (a *attempt) comment(ev openai.Event) (outcome, bool) {
+	if !a.hold() {
+		return outcome{result: resultLost}, true
+	}
+	defer a.j.put()
+	return a.send(ev.Raw)
+}
+
+// event takes an event with data.
+func (a *attempt) event(ev openai.Event, resp *http.Response) (outcome, bool) {
+	v, err := a.scan(ev.Data)
+	if err == nil && v.failed.to > 0 {
+		return a.reported(ev.Data, resp), true
+	}
+	if !a.hold() {
+		return outcome{result: resultLost}, true
+	}
+	defer a.j.put()
+	if !a.mine {
+		if err == nil && !a.j.led.wants(v) && len(a.early) < mostEarly {
+			a.early = append(a.early, bytes.Clone(ev.Data))
+			return outcome{}, false
+		}
+		if err == nil && a.resumed && a.check(&a.j.led, v) != nil {
+			return a.broken(broke()), true
+		}
+		if o, over := a.begin(resp); over {
+			return o, over
+		}
+		v, err = a.scan(ev.Data)
+	}
+	return a.pass(ev, v, err)
+}
+
+// mostEarly bounds the events before the first token.
+const mostEarly = 64
+
+// wants reports whether an event holds something that the client has not.
+func (l *ledger) wants(v *chunkView) bool {
+	for i := range v.choices {
+		if c := &v.choices[i]; !c.bare() && (c.index >= len(l.choices) || !l.choices[c.index].finished) {
+			return true
+		}
+	}
+	return len(v.choices) == 0 && v.usage.to > 0 && len(l.choices) > 0 && !l.usage
+}
+
+// begin makes this attempt's answer the client's, from its first token on. The pen is
+// held.
+func (a *attempt) begin(resp *http.Response) (outcome, bool) {
+	j := a.j
+	a.mine = true
+	a.free()
+	was := j.owner
+	j.owner = a
+	now := time.Now()
+	if was == nil {
+		j.first = now
+		a.pace.begun(now.Sub(a.began))
+		j.state.begun.Store(true)
+		if !j.movable(a) {
+			j.letGo()
+		}
+		j.watch.set(j.route.Timeouts.StreamIdle.D(), errIdle)
+		if a.assemble {
+			j.whole = &assembler{header: resp.Header}
+		} else {
+			h := answerHeader(resp.Header, a.w.id)
+			if h.Get("Cache-Control") == "" {
+				h.Set("Cache-Control", "no-cache")
+			}
+			j.out.begin(http.StatusOK, h)
+		}
+	} else {
+		j.moves++
+		j.from = was.w.id
+	}
+	j.turn()
+	for _, data := range a.early {
+		v, err := a.scan(data)
+		if o, over := a.pass(openai.Event{Data: data}, v, err); over {
+			return o, over
+		}
+	}
+	a.early = nil
+	return outcome{}, false
+}
+
+// turn tells the job that an attempt has shown that it gives the answer. The pen is
+// held.
+func (j *job) turn() {
+	j.hedged = false
+	select {
+	case j.turned <- struct{}{}:
+	default: // it has not looked at the last one yet
+	}
+}
+
+// pass sends what the client gets of an event. The pen is held.
+func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool) {
+	j := a.j
+	j.watch.busy()
+	now := time.Now()
+	since := a.since.Swap(0)
+	got := spliced{data: ev.Data}
+	if err == nil {
+		got, err = a.splice(&j.led, ev.Data)
+	} else if a.later {
+		err = errSplice
+	} else { // not ours to judge; it passes, and the answer stays with its worker
+		j.led.loose, err = "the server's events are not understood", nil
+	}
+	if err != nil {
+		return a.broken(broke()), true
+	}
+	if got.token {
+		a.tokenCame(got, now, since)
+	}
+	o, over := outcome{}, false
+	switch {
+	case got.data == nil:
+	case j.whole != nil:
+		j.led.events++
+		o, over = a.collect(got.data)
+	default:
+		j.led.events++
+		j.state.events.Add(1)
+		o, over = a.send(j.frame(ev, got.data))
+	}
+	now = time.Now()
+	j.watch.wait(now)
+	a.since.Store(now.UnixNano())
+	return o, over
+}
+
+// tokenCame notes the time of a token, and the move where it is the first of one.
+func (a *attempt) tokenCame(got spliced, now time.Time, since int64) {
+	j := a.j
+	if a.later && !a.moved {
+		a.moved = true
+		j.moved(a, got, now)
+	} else if !j.last.IsZero() && since > 0 {
+		a.pace.token(now.Sub(time.Unix(0, since)))
+	}
+	if j.hedged { // it had been silent, and another was asked
+		j.turn()
+	}
+	j.last = now
+}
+
+// frame is an event as the client gets it, with an id of ours.
+func (j *job) frame(ev openai.Event, data []byte) []byte {
+	b := append(j.buf[:0], "id: "...)
+	b = append(append(b, j.led.stream...), ':')
+	b = append(strconv.AppendInt(b, j.led.events, 10), '\n')
+	if ev.Raw != nil && ev.ID == nil && len(data) > 0 && &data[0] == &ev.Data[0] {
+		b = append(b, ev.Raw...)
+		j.buf = b
+		return b
+	}
+	if ev.Name != nil {
+		b = append(append(append(b, "event: "...), ev.Name...), '\n')
+	}
+	for line := range bytes.SplitSeq(data, []byte{'\n'}) {
+		b = append(append(append(b, "data: "...), line...), '\n')
+	}
+	j.buf = append(b, '\n')
+	return j.buf
+}
+
+// send writes to the client. The pen is held.
+func (a *attempt) send(raw []byte) (outcome, bool) {
+	if err := a.j.out.event(raw); err != nil {
+		a.j.cancel(err)
+		return outcome{result: resultGone}, true
+	}
+	return outcome{}, false
+}
+
+// done takes the end of a stream.
+func (a *attempt) done(events *openai.EventReader) outcome {
+	if !a.mine || !a.hold() {
+		return a.broken(broke())
+	}
+	j := a.j
+	if !j.led.complete(0) {
+		j.put()
+		return a.broken(broke())
+	}
+	o := a.conclude()
+	j.put()
+	if !o.delivered {
+		return o
+	}
+	// The worker gets to close its side: were it reset now, Envoy would count a
+	// cancelled request.
 	j.watch.set(tailTime, errTail)
 	for {
 		if _, err := events.Next(); err != nil {
-			return
+			return o
 		}
 	}
 }
 
-// broken is the end of a stream that is not complete. Partial events were never
-// passed on, so the error event that follows stands at the right place.
-func (j *job) broken(t *progress, begun bool) outcome {
-	if !begun {
-		return j.beforeFirst()
+// conclude ends the answer, which is complete. The pen is held.
+func (a *attempt) conclude() outcome {
+	j := a.j
+	if j.whole != nil {
+		if err := j.whole.write(j, a.w.id); err != nil {
+			j.cancel(err)
+			return outcome{result: resultGone}
+		}
+		j.r.metrics.answered(operation(j.endpoint), j.metered, -1, time.Since(j.start), 0)
+		return outcome{result: resultOK, delivered: true, blame: fine}
 	}
-	o := outcome{result: resultTruncated, delivered: true, blame: failed}
-	e := j.endedBy()
-	switch {
-	case e != nil:
-	case j.ctx.Err() != nil:
-		return o // the client left
-	default:
-		e = broke()
-		e.Message = "The worker broke off its answer; what came before is incomplete."
+	if o, over := a.send([]byte(openai.Done)); over {
+		return o
 	}
-	j.r.metrics.truncated.Inc()
-	j.out.fail(e)
+	j.out.close()
+	j.r.metrics.answered(operation(j.endpoint), j.metered, j.first.Sub(j.start), time.Since(j.start), int(j.led.tokens))
+	return outcome{result: resultOK, delivered: true, blame: fine}
+}
+
+// cutOff is the end of a stream without [DONE]. Partial events were never passed on, so
+// whatever follows stands at the right place. Where nothing but the end is missing, the
+// relay says it itself.
+func (a *attempt) cutOff() outcome {
+	if a.mine && a.hold() {
+		defer a.j.put()
+		if a.j.finishes() {
+			o := a.conclude()
+			o.blame = failed
+			return o
+		}
+	}
+	return a.broken(broke())
+}
+
+// broken is the outcome of a stream that is not complete.
+func (a *attempt) broken(e *openai.Error) outcome {
+	o := outcome{result: resultBroken, retry: true, blame: failed, err: e}
+	if !a.mine {
+		return o
+	}
+	o.result = resultTruncated
 	return o
 }
 
-// beforeFirst is the outcome of an answer that broke before any of it was passed
-// on.
-func (j *job) beforeFirst() outcome {
-	return outcome{result: resultBroken, retry: true, blame: failed, err: broke()}
+// finishes reports whether the client has all of the answer but its end, which the
+// relay can then say itself. The pen is held.
+func (j *job) finishes() bool {
+	return j.led.complete(max(j.expect, 1)) && (j.led.usage || !j.usage && j.whole == nil)
 }
 
-// failedEarly is the outcome of a stream whose first event is an error: servers
-// that have sent 200 already report a failed prefill like that. The error becomes
-// an ordinary answer; its code is a status where it looks like one.
-func failedEarly(data []byte, w worker, resp *http.Response) outcome {
+// reported is the outcome of an error event. Servers that have sent 200 already report
+// a failed prefill like that; before the first token it becomes an ordinary answer, and
+// its code is a status where it looks like one.
+func (a *attempt) reported(data []byte, resp *http.Response) outcome {
 	status := http.StatusBadGateway
 	var body struct {
 		Error struct{ Code any }
@@ -133,12 +336,23 @@ func failedEarly(data []byte, w worker, resp *http.Response) outcome {
 			status = int(n)
 		}
 	}
-	h := answerHeader(resp.Header, w.id)
+	if a.mine {
+		o := a.cutOff()
+		o.own = bytes.Clone(data)
+		return o
+	}
+	h := answerHeader(resp.Header, a.w.id)
 	h.Set("Content-Type", "application/json")
 	o := outcome{result: resultStatus, retry: status >= 500, blame: failed, err: broke()}
 	if status < 500 {
 		o.result, o.blame = resultRefused, fine
 	}
-	o.saved = &answer{status, h, append([]byte(nil), data...)}
+	o.saved = &answer{status, h, bytes.Clone(data)}
 	return o
+}
+
+// letGo drops the body of a request that nobody else will be asked. The pen is held.
+func (j *job) letGo() {
+	j.body.release()
+	j.req = nil
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,49 +11,91 @@ import (
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
-// whole passes an answer on that is no stream: a complete one, or a client's
-// error. It is read to its end first, so that a broken one is never begun; JSON
-// that is none counts as broken, because a worker that dies behind a server without
-// Content-Length looks like that.
-func (j *job) whole(resp *http.Response, w worker) outcome {
+// complete passes an answer on that is no stream: a whole one, or a client's error. It
+// is read to its end first, so that a broken one is never begun; JSON that is none
+// counts as broken, because a worker that dies behind a server without Content-Length
+// looks like that.
+func (a *attempt) complete(resp *http.Response) outcome {
+	j := a.j
 	j.watch.set(j.route.Timeouts.StreamIdle.D(), errIdle)
 	b := &heldBody{budget: j.r.cfg.Held}
 	defer b.release()
-	switch err := b.read(watchedReader{resp.Body, &j.watch}, resp.ContentLength, j.r.cfg.MaxAnswer); {
+	switch err := b.read(watchedReader{resp.Body, &j.watch, a}, resp.ContentLength, j.r.cfg.MaxAnswer); {
 	case errors.Is(err, errTooLarge):
-		return outcome{result: resultBroken, err: openai.Errorf(http.StatusBadGateway, "The worker's answer is larger than %d bytes.", j.r.cfg.MaxAnswer)}
+		return outcome{result: resultBroken, err: tooLargeAnswer(j.r.cfg.MaxAnswer)}
 	case errors.Is(err, errNoRoom):
 		return outcome{result: resultBroken, err: openai.Unavailable(time.Second, "The server holds as many answers as it can. Please try again.")}
 	case err != nil:
-		return j.beforeFirst()
+		return a.broken(broke())
+	}
+	if a.later { // it was asked to go on with a stream, and refuses
+		return outcome{result: resultRefused, retry: true, err: broke()}
+	}
+	whole := &answer{resp.StatusCode, answerHeader(resp.Header, a.w.id), b.data}
+	ok := resp.StatusCode < 300
+	valid := isJSON(resp.Header) && json.Valid(b.data)
+	if ok && !(valid && finished(b.data)) {
+		return a.broken(broke())
+	}
+	if valid && resp.StatusCode == http.StatusBadRequest && tooLong(b.data) && j.hasTier() {
+		whole.body = bytes.Clone(b.data)
+		return outcome{result: resultRefused, tooLong: true, saved: whole, blame: fine}
+	}
+	return a.deliver(whole, ok, valid)
+}
+
+// deliver sends a whole answer, unless another attempt has begun one.
+func (a *attempt) deliver(whole *answer, ok, valid bool) outcome {
+	j := a.j
+	if !a.hold() {
+		return outcome{result: resultLost}
+	}
+	defer j.put()
+	if j.owner != nil {
+		return outcome{result: resultLost}
 	}
 	j.watch.stop()
-	a := &answer{resp.StatusCode, answerHeader(resp.Header, w.id), b.data}
-	ok := resp.StatusCode < 300
-	switch valid := isJSON(resp.Header) && json.Valid(b.data); {
-	case ok && !(valid && finished(b.data)):
-		return j.beforeFirst()
-	case !ok && !valid:
-		e := openai.Errorf(resp.StatusCode, "The worker refused the request with status %d.", resp.StatusCode)
-		e.RetryAfter = retryAfter(resp.Header)
+	j.owner = a
+	a.free()
+	j.letGo()
+	if !ok && !valid {
+		e := openai.Errorf(whole.status, "The worker refused the request with status %d.", whole.status)
+		e.RetryAfter = retryAfter(whole.header)
 		j.out.fail(e)
-		return outcome{result: resultRefused, delivered: true, blame: fine}
-	}
-	j.first()
-	if j.out.whole(a.status, a.header, a.body) != nil && j.out.started() {
-		j.out.fail(inStream(a))
+	} else if j.out.whole(whole.status, whole.header, whole.body) != nil && j.out.started() {
+		j.out.fail(inStream(whole))
 	}
 	if !ok {
 		return outcome{result: resultRefused, delivered: true, blame: fine}
 	}
-	j.r.metrics.answered(operation(j.endpoint), j.model, -1, time.Since(j.start), 0)
+	j.r.metrics.answered(operation(j.endpoint), j.metered, -1, time.Since(j.start), 0)
 	return outcome{result: resultOK, delivered: true, blame: fine}
 }
+
+// tooLargeAnswer is the error for an answer beyond the limit.
+func tooLargeAnswer(limit int64) *openai.Error {
+	return openai.Errorf(http.StatusBadGateway, "The worker's answer is larger than %d bytes.", limit)
+}
+
+// tooLong reports whether an error says that the prompt does not fit.
+func tooLong(body []byte) bool {
+	var e struct {
+		Error struct{ Code any }
+	}
+	return json.Unmarshal(body, &e) == nil && e.Error.Code == "context_length_exceeded"
+}
+
+// hasTier reports whether the route has a tier after the one that is tried.
+func (j *job) hasTier() bool { return j.tier >= 0 && j.tier+1 < len(j.route.Tiers) }
 
 // finished reports whether a 200 is an answer to its end: it has choices, each with
 // its finish_reason. Anything else under a 200 is a broken worker's.
 func finished(data []byte) bool {
-	var c chunk
+	var c struct {
+		Choices []struct {
+			FinishReason *string `json:"finish_reason"`
+		} `json:"choices"`
+	}
 	if json.Unmarshal(data, &c) != nil || len(c.Choices) == 0 {
 		return false
 	}
@@ -93,12 +136,15 @@ func inStream(a *answer) *openai.Error {
 type watchedReader struct {
 	r io.Reader
 	w *watch
+	a *attempt
 }
 
 func (r watchedReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	if n > 0 {
-		r.w.wait(time.Now())
+		now := time.Now()
+		r.w.wait(now)
+		r.a.since.Store(now.UnixNano())
 	}
 	return n, err
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/kvmesh/kvmesh/extproc"
 	"github.com/kvmesh/kvmesh/extproc/picker"
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
 	"github.com/kvmesh/kvmesh/relay"
 )
 
@@ -141,7 +142,10 @@ func (g *gateway) run(ctx context.Context) error {
 	defer done()
 	follow := make(chan error, 1)
 	go func() {
-		follow <- fleet.Watch(watching, fleet.WatchConfig{Target: g.options.xds, Node: g.options.node, Log: g.log}, g.pick.Update)
+		follow <- fleet.Watch(watching, fleet.WatchConfig{Target: g.options.xds, Node: g.options.node, Log: g.log}, func(ws []*fleetpb.Worker) {
+			g.pick.Update(ws)
+			g.rel.Update()
+		})
 	}()
 	if err := g.awaitFleet(serving, follow); err != nil {
 		return errUnlessCanceled(err)

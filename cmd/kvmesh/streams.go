@@ -48,14 +48,14 @@ func streamsCommand(e *env) *cobra.Command {
 
 func printStreams(w io.Writer, list []fleet.StreamView) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tMODEL\tPOOL\tWORKER\tATTEMPT\tKIND\tEVENTS\tAGE")
+	fmt.Fprintln(t, "ID\tMODEL\tPOOL\tWORKER\tMOVES\tKIND\tEVENTS\tAGE")
 	for _, v := range list {
 		kind := "whole"
 		if v.Stream {
 			kind = "stream"
 		}
 		age := time.Duration(v.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%v\n", dash(v.ID), v.Model, v.Pool, dash(v.Worker), v.Attempt, kind, v.Events, age)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%v\n", dash(v.ID), v.Model, v.Pool, dash(v.Worker), len(v.Moves), kind, v.Events, age)
 	}
 	return t.Flush()
 }

@@ -18,6 +18,11 @@ type Request struct {
 	Session string   // key of affinity, "" for none
 	Exclude []string // ids of workers that must not be chosen
 
+	// For a stream that goes on elsewhere: only workers that know the relay by a secret
+	// of that mark, with those weights, and only the one of an id where it is given. Then
+	// free KV counts, too.
+	RelayMark, Fingerprint, Only string
+
 	named bool // the policy names the model: workers need not list it
 }
 
@@ -125,6 +130,12 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 			continue
 		}
 		c := p.weigh(now, w)
+		if r.RelayMark != "" {
+			if !r.takesOver(w) {
+				continue
+			}
+			c.score /= max(1-w.kvUsage, 0.02)
+		}
 		ranking.add(c)
 		if r.Session != "" {
 			ranking.affine(c, mix(session^w.hash))
@@ -149,6 +160,11 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 		}
 	}
 	return d
+}
+
+// takesOver reports whether a worker can go on with the stream.
+func (r *Request) takesOver(w *worker) bool {
+	return w.relayMark == r.RelayMark && w.fingerprint == r.Fingerprint && (r.Only == "" || r.Only == w.ID)
 }
 
 // weigh puts a worker's present state in numbers.

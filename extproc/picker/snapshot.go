@@ -27,7 +27,11 @@ type worker struct {
 	reported    bool    // a load was ever reported
 	load        load
 	capacity    float64 // load.maxRunning, or the pool's mean where unknown
+	kvUsage     float64 // 0..1
 	hash        uint64  // of ID
+
+	engine, fingerprint, relayMark string
+	keepStreams                    bool
 
 	// models are the names it serves; empty when that is not known.
 	models []string
@@ -53,7 +57,8 @@ func newWorker(pb *fleetpb.Worker, c *counters) *worker {
 		incarnation: pb.GetIncarnation(), status: health.Status(pb.GetStatus()),
 		weight: max(float64(pb.GetWeight()), 1), reported: l != nil,
 		load: load{l.GetRunning(), l.GetWaiting(), l.GetMaxRunning(), number(l.GetUtilization())},
-		hash: xxhash.Sum64String(pb.GetId()), c: c,
+		hash: xxhash.Sum64String(pb.GetId()), c: c, kvUsage: min(number(l.GetKvUsage()), 1),
+		engine: pb.GetEngine(), fingerprint: pb.GetFingerprint(), relayMark: pb.GetRelayMark(), keepStreams: pb.GetKeepStreams(),
 	}
 }
 

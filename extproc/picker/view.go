@@ -2,6 +2,8 @@ package picker
 
 import (
 	"time"
+
+	"github.com/kvmesh/kvmesh/internal/health"
 )
 
 // View is one worker as this gateway sees it, for people and for health checks.
@@ -38,4 +40,38 @@ func (p *Picker) Workers(now time.Time) []View {
 		}
 	}
 	return out
+}
+
+// Info is what the fleet says of a worker to the relay.
+type Info struct {
+	Status                         health.Status
+	KeepStreams                    bool // while it drains, its streams end where they are
+	Engine, RelayMark, Fingerprint string
+	Running, Waiting, MaxRunning   uint32 // requests as last reported; MaxRunning 0 = not known
+}
+
+// Info returns what is known of a worker, false when the fleet has none of that id.
+func (p *Picker) Info(id string) (Info, bool) {
+	w := p.snap.Load().worker(id)
+	if w == nil {
+		return Info{}, false
+	}
+	return Info{
+		Status: w.status, KeepStreams: w.keepStreams, Engine: w.engine, RelayMark: w.relayMark, Fingerprint: w.fingerprint,
+		Running: w.load.running, Waiting: w.load.waiting, MaxRunning: w.load.maxRunning,
+	}, true
+}
+
+// Members returns how many workers a pool has, and how many of them take requests.
+func (p *Picker) Members(pool string) (takers, all int) {
+	s := p.snap.Load()
+	if s == nil {
+		return 0, 0
+	}
+	for _, w := range s.all {
+		if w.Pool == pool {
+			all++
+		}
+	}
+	return len(s.takers[pool]), all
 }

@@ -206,7 +206,7 @@ type StreamView struct {
 	Model   string  `json:"model"`      // as the worker is asked for it
 	Pool    string  `json:"pool"`
 	Worker  string  `json:"worker"`  // that serves it now, "" before the first attempt
-	Attempt int64   `json:"attempt"` // number of the running attempt, from 1
+	Attempt int64   `json:"attempt"` // number of the last attempt, from 1
 	Stream  bool    `json:"stream"`  // false: one whole answer
 	Events  int64   `json:"events"`  // passed on to the client, about one per token
 	Seconds float64 `json:"seconds"` // since it began

@@ -247,3 +247,36 @@ func (r *Request) member(i int) (start, end int) {
 	}
 	return bytes.IndexByte(r.body, '{') + 1, end
 }
+
+// Without returns the body without the top-level fields of those names.
+func (r *Request) Without(names ...string) []byte {
+	out := append(make([]byte, 0, len(r.body)), '{')
+	for _, f := range r.fields {
+		if slices.Contains(names, f.name) {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(AppendString(out, []byte(f.name)), ':')
+		out = append(out, r.body[f.start:f.end]...)
+	}
+	return append(out, '}')
+}
+
+// completionsDefault is the limit of tokens of Completions when the client gives none.
+// Chat has no such default: there the rest of the context is allowed.
+const completionsDefault = 16
+
+// Clamp returns the limit of tokens to put into the body where at most that many are
+// allowed, 0 for no limit; 0 leaves the body's own alone.
+func (r *Request) Clamp(most int) int {
+	asked := r.MaxTokens
+	if asked == 0 && r.Endpoint == Completions {
+		asked = completionsDefault
+	}
+	if most == 0 || asked != 0 && asked <= most {
+		return 0
+	}
+	return most
+}

@@ -270,6 +270,20 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		r.Relay = &yes
 	}
 	r.Timeouts.defaults()
+	s := &r.Stream
+	if s.Moves == nil {
+		eight := 8
+		s.Moves = &eight
+	}
+	if *s.Moves < 0 || *s.Moves > 1000 {
+		p.fail(r.At, "ModelRoute %s: stream.moves %d: want 0 to 1000", r.Name, *s.Moves)
+	}
+	s.Wait = cmp.Or(s.Wait, Duration(10*time.Second))
+	s.StallMin = cmp.Or(s.StallMin, Duration(time.Second))
+	s.StallMax = cmp.Or(s.StallMax, max(s.StallMin, Duration(30*time.Second)))
+	if s.StallMin == Off || s.StallMax != Off && s.StallMax < s.StallMin {
+		p.fail(r.At, "ModelRoute %s: stream.stallMin %v: want a duration up to stallMax", r.Name, s.StallMin.D())
+	}
 }
 
 func (t *Timeouts) defaults() {

@@ -208,6 +208,17 @@ type ModelRoute struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	Retries  *int     `yaml:"retries"` // further attempts before the first byte, default 2
 	Relay    *bool    `yaml:"relay"`   // false keeps the route on the direct path, default true
+	Stream   Stream   `yaml:"stream"`
+}
+
+// Stream says how far the mesh goes to keep an answer flowing once it has begun.
+type Stream struct {
+	Moves *int     `yaml:"moves"` // most times that an answer may go on at another worker, default 8
+	Wait  Duration `yaml:"wait"`  // how long an answer without a worker waits for one, default 10s
+	// A worker that is silent in an answer is taken for hung after a time learned from
+	// its own answers, within these bounds: default 1s and 30s. StallMax off never does.
+	StallMin Duration `yaml:"stallMin"`
+	StallMax Duration `yaml:"stallMax"`
 }
 
 // Tier is one pool with the model it serves there.

@@ -44,7 +44,15 @@ func answer(t *testing.T, m *testmesh.Mesh, body string) (string, error) {
 // arrive, each with one attempt: nothing on the path times out or repeats.
 func TestSlow(t *testing.T) {
 	t.Parallel()
-	m := startSim(t)
+	m := testmesh.StartPolicy(t, bin, quick+`---
+apiVersion: kvmesh.io/v1alpha1
+kind: ModelRoute
+metadata: {name: sim}
+spec:
+  models: [sim-1]
+  tiers: [{pool: sim}]
+  stream: {stallMax: off} # such silence is never taken for that of a hung worker
+`)
 	var wg sync.WaitGroup
 	var stream, whole string
 	var errStream, errWhole error

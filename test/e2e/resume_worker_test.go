@@ -109,9 +109,15 @@ func (p *process) signal(s syscall.Signal) {
 // metric is the sum of the samples whose name, with its labels, begins with prefix.
 func (p *process) metric(prefix string) float64 {
 	p.Helper()
-	resp, err := http.Get(p.base + "/metrics")
+	return metricAt(p, p.base+"/metrics", prefix)
+}
+
+// metricAt is the sum of such samples of a page of metrics.
+func metricAt(t testing.TB, url, prefix string) float64 {
+	t.Helper()
+	resp, err := http.Get(url)
 	if err != nil {
-		p.Fatal(err)
+		t.Fatal(err)
 	}
 	defer resp.Body.Close()
 	sum := 0.0
@@ -124,7 +130,7 @@ func (p *process) metric(prefix string) float64 {
 		if strings.HasPrefix(name, prefix) {
 			v, err := strconv.ParseFloat(value, 64)
 			if err != nil {
-				p.Fatalf("metric %s: %v", sc.Text(), err)
+				t.Fatalf("metric %s: %v", sc.Text(), err)
 			}
 			sum += v
 		}

@@ -1,0 +1,236 @@
+package relay
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// worker is one candidate.
+type worker struct {
+	id, address string
+	// engine, mark and fingerprint are those of its registration, see fleet.Registration.
+	engine, mark, fingerprint string
+}
+
+// hunt is how a job looks for a worker. It belongs to the goroutine that runs the job.
+type hunt struct {
+	queue  []worker  // candidates not tried
+	failed []string  // ids of workers that failed the request here
+	more   int       // further attempts made at this place
+	row    int       // attempts that failed in a row, for the back-off
+	broken int       // those of them that broke off, and did not just refuse
+	since  time.Time // that nobody gives the answer; zero while somebody does
+	asked  int       // others asked because of the same silence, without success
+	target string    // of the move that an operator asked for, "" = whoever is best
+
+	delivered bool    // the client has its answer
+	last      outcome // of the last attempt that failed
+	tooLong   *answer // of a worker whose context is too short
+}
+
+// candidates looks up who is at the addresses that the edge chose; those that
+// left since are skipped.
+func (r *Relay) candidates(list string) []worker {
+	var out []worker
+	for address := range strings.SplitSeq(list, ",") {
+		address = strings.TrimSpace(address)
+		if id, ok := r.cfg.Picker.WorkerAt(address); ok {
+			out = append(out, r.worker(id, address))
+		}
+	}
+	return out
+}
+
+// worker adds what the fleet says of a worker.
+func (r *Relay) worker(id, address string) worker {
+	info, _ := r.cfg.Picker.Info(id) // one that left is known by its address only
+	return worker{id, address, info.Engine, info.RelayMark, info.Fingerprint}
+}
+
+// workers are the candidates of a decision.
+func (r *Relay) workers(d picker.Decision) []worker {
+	out := make([]worker, len(d.Candidates))
+	for i, c := range d.Candidates {
+		out[i] = r.worker(c.ID, c.Address)
+	}
+	return out
+}
+
+// begin makes the first attempt. It returns false when there is nobody to ask.
+func (j *job) begin() bool {
+	w, ok := j.next()
+	for !ok {
+		if !j.nextTier() {
+			return false
+		}
+		w, ok = j.next()
+	}
+	<-j.pen
+	a := j.newAttempt(w, causeFirst)
+	j.put()
+	j.launch(a)
+	j.arm(j.limitOf(a))
+	return true
+}
+
+// next returns the next worker to try at this place: of the list, else of a new one.
+// Workers that failed the request are left out.
+func (j *job) next() (worker, bool) {
+	if len(j.hunt.queue) == 0 {
+		j.hunt.queue = j.choose(j.hunt.failed)
+	}
+	for len(j.hunt.queue) > 0 {
+		w := j.hunt.queue[0]
+		j.hunt.queue = j.hunt.queue[1:]
+		if !slices.Contains(j.hunt.failed, w.id) {
+			return w, true
+		}
+	}
+	return worker{}, false
+}
+
+// choose asks the picker for workers of this place.
+func (j *job) choose(exclude []string) []worker {
+	return j.r.workers(j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: j.pool, Model: j.only, Session: j.session, Exclude: exclude}))
+}
+
+// nextTier goes on to the next tier of the route that has workers.
+func (j *job) nextTier() bool {
+	for t := j.tier + 1; j.tier >= 0 && t < len(j.route.Tiers); t++ {
+		p := placeOf(t, j.route.Tiers[t], j.named)
+		d := j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: p.pool, Model: p.only, Session: j.session})
+		if len(d.Candidates) == 0 {
+			continue
+		}
+		j.place = p
+		j.hunt.queue, j.hunt.failed, j.hunt.more = j.r.workers(d), nil, 0
+		j.state.pool.Store(&p.pool)
+		return true
+	}
+	return false
+}
+
+// place is a pool with the model that is asked for there.
+type place struct {
+	tier int    // index in the route, -1 for none of it
+	pool string // of workers
+	only string // the model that workers must have, "" where the policy vouches for them
+	// model and most are put into the body: the model's name, and the limit of tokens
+	// where the tier has one. model is "" where the edge has done it.
+	model string
+	most  int
+}
+
+// placeOf is a tier for a client's model.
+func placeOf(i int, t policy.Tier, named string) place {
+	p := place{tier: i, pool: t.Pool, model: t.Model, most: t.MaxTokens}
+	if t.Model == "" {
+		p.model, p.only = named, named
+	}
+	return p
+}
+
+// restOf is the body for a place, without its first brace. Without stream where the
+// relay decides about that.
+func (j *job) restOf(p place, assemble bool) []byte {
+	req := j.req
+	body := req.Rewritten(req.Model, 0)
+	if p.model != "" {
+		body = req.Rewritten(p.model, req.Clamp(p.most))
+	}
+	if assemble && req.Raw("stream") != nil {
+		if again, err := openai.Parse(req.Endpoint, body); err == nil { // as it did before
+			body = again.Without("stream")
+		}
+	}
+	return body[strings.IndexByte(string(body[:min(len(body), 64)]), '{')+1:]
+}
+
+// ended takes the end of an attempt and sees to what comes next. It reports whether
+// the job is over.
+func (j *job) ended(e ended) (over bool) {
+	j.remove(e)
+	if e.delivered {
+		return true
+	}
+	h := &j.hunt
+	if e.result != resultLost {
+		h.last = e.outcome
+		h.failed = append(h.failed, e.a.w.id)
+		h.row++
+		if e.blame == failed {
+			h.broken++
+		}
+	}
+	if j.ctx.Err() != nil {
+		return true
+	}
+	if len(j.running) > 0 {
+		j.keep(j.running[0])
+		return false
+	}
+	return !j.goOn(e.a)
+}
+
+// goOn finds somebody to go on with the answer after nobody was left. It returns false
+// when there is none.
+func (j *job) goOn(after *attempt) bool {
+	if j.begun() {
+		return j.replace(after)
+	}
+	h := &j.hunt
+	switch {
+	case h.last.tooLong:
+		h.tooLong = h.last.saved
+		if !j.nextTier() {
+			return false
+		}
+	case !h.last.retry:
+		return false
+	}
+	for here := !h.last.tooLong; ; here = false {
+		if !here || h.more < retries(j.route) {
+			if w, ok := j.next(); ok {
+				return j.retry(w, here)
+			}
+		}
+		if !j.nextTier() {
+			break
+		}
+	}
+	// A pool of one worker, which may have been started again since it failed.
+	again := j.choose(nil)
+	return len(again) > 0 && h.more < retries(j.route) && j.retry(again[0], true)
+}
+
+func retries(r policy.ModelRoute) int {
+	if r.Retries == nil {
+		return 0
+	}
+	return *r.Retries
+}
+
+// retry makes a further attempt before the first token, where the gateway's budget
+// allows it. here says that it is one more at the same place.
+func (j *job) retry(w worker, here bool) bool {
+	if !j.r.retries.take() {
+		j.r.metrics.denied.Inc()
+		return false
+	}
+	if here {
+		j.hunt.more++
+	}
+	<-j.pen
+	a := j.newAttempt(w, causeRetry)
+	j.put()
+	a.free = once(j.r.retries.give)
+	a.delay = backOff(j.r.cfg.BackOff, max(j.hunt.row, 1))
+	j.launch(a)
+	j.arm(j.limitOf(a))
+	return true
+}

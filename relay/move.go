@@ -1,0 +1,314 @@
+package relay
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// Causes of an attempt, the values of the label "cause".
+const (
+	causeFirst     = "first"     // the request arrived
+	causeRetry     = "retry"     // an attempt failed before the first token
+	causeLost      = "lost"      // the worker broke off
+	causeStall     = "stall"     // it is silent for longer than it ever is
+	causeTimeout   = "timeout"   // the control plane does not hear it
+	causeUnhealthy = "unhealthy" // the control plane says so
+	causeDraining  = "draining"  // it is to be empty
+	causeMigrate   = "migrate"   // an operator's wish
+)
+
+// leaving says that an answer should go on elsewhere.
+type leaving struct {
+	cause  string
+	worker string // that is to be left; "" = whichever gives the answer
+	to     string // id of the worker to go to, "" = the best
+}
+
+// Pauses of a job that cannot do what it wants yet.
+const (
+	lookAgain = 250 * time.Millisecond // for another worker
+	lookLong  = time.Second            // at the state of its own
+)
+
+// arm has the job look after itself once d is over.
+func (j *job) arm(d time.Duration) { j.timer.Reset(d) }
+
+// limitOf is how long the attempt may be silent until it is taken for hung.
+func (j *job) limitOf(a *attempt) time.Duration {
+	s := j.route.Stream
+	if s.StallMax.D() == 0 {
+		return never
+	}
+	if !j.begun() {
+		if d := a.pace.silence(s.StallMin.D()); d > 0 {
+			return d
+		}
+		return never
+	}
+	return a.pace.stall(s.StallMin.D(), s.StallMax.D())
+}
+
+// ticked looks at how things stand. It reports whether the job is over.
+func (j *job) ticked() (over bool) {
+	if len(j.running) == 0 {
+		return !j.replace(nil)
+	}
+	a := j.running[0]
+	limit := j.limitOf(a) << min(j.hunt.asked, 10) // others were no faster: it is slow, and not hung
+	if limit <= 0 {
+		limit = never
+	}
+	j.arm(min(limit, lookLong))
+	if len(j.running) > 1 {
+		j.watchNew(j.running[1])
+		return false
+	}
+	if cause := j.r.sick(a.w.id); cause != "" {
+		j.leave(leaving{cause: cause, worker: a.w.id})
+		return false
+	}
+	since := a.since.Load()
+	if since == 0 { // the client is slow, or the attempt has not begun
+		return false
+	}
+	if left := limit - time.Since(time.Unix(0, since)); left > 0 {
+		j.arm(min(left, lookLong))
+	} else if !j.queued(a) {
+		j.leave(leaving{cause: causeStall, worker: a.w.id})
+	}
+	return false
+}
+
+// watchNew ends an attempt that is to take over and is itself silent for too long, or
+// turns out to be sick: the next look finds another.
+func (j *job) watchNew(a *attempt) {
+	since := a.since.Load()
+	limit := max(a.pace.silence(j.route.Stream.StallMin.D()), firstFactor*j.route.Stream.StallMin.D())
+	if j.r.sick(a.w.id) != "" {
+		a.cancel(errSilent)
+	} else if since != 0 && time.Since(time.Unix(0, since)) > limit<<min(j.hunt.asked, 10) {
+		j.hunt.asked++
+		a.cancel(errSlow)
+	}
+}
+
+// queued reports whether the attempt may wait for its turn at the worker, which is no
+// stall.
+func (j *job) queued(a *attempt) bool {
+	info, ok := j.r.cfg.Picker.Info(a.w.id)
+	return ok && !j.begun() && (info.Waiting > 0 || info.MaxRunning > 0 && info.Running >= info.MaxRunning)
+}
+
+// sick says why a worker should be left, "" for no reason.
+func (r *Relay) sick(id string) string {
+	info, ok := r.cfg.Picker.Info(id)
+	switch {
+	case !ok: // it left the fleet, and what it still says is heard
+	case info.Status == health.Draining && !info.KeepStreams:
+		return causeDraining
+	case info.Status == health.Unhealthy:
+		return causeUnhealthy
+	case info.Status == health.Timeout:
+		return causeTimeout
+	}
+	return ""
+}
+
+// leave begins to have the answer go on elsewhere.
+func (j *job) leave(why leaving) {
+	if len(j.running) == 2 && j.running[1].w.id == why.worker {
+		j.watchNew(j.running[1])
+	}
+	if len(j.running) != 1 || j.ctx.Err() != nil {
+		return // under way already
+	}
+	a := j.running[0]
+	if why.worker != "" && a.w.id != why.worker {
+		return
+	}
+	<-j.pen
+	defer j.put()
+	if j.owner == nil {
+		j.hedge(a, why)
+		return
+	}
+	if !j.movable(a) {
+		return
+	}
+	silent := time.Since(j.last)
+	flows := why.cause != causeStall && silent < a.pace.stall(j.route.Stream.StallMin.D(), j.route.Stream.StallMax.D())
+	if flows && (why.cause == causeTimeout || why.cause == causeUnhealthy) && j.r.exodus(j.pool) {
+		return
+	}
+	w, ok := j.target(a, []string{a.w.id}, why.to)
+	if !ok {
+		j.arm(lookAgain)
+		return
+	}
+	if !flows && !j.r.retries.take() {
+		j.r.metrics.denied.Inc()
+		j.arm(lookAgain / 5)
+		return
+	}
+	b := j.newAttempt(w, why.cause)
+	if flows {
+		a.thaw = make(chan struct{}) // what it says from here on waits
+	} else {
+		b.free = once(j.r.retries.give)
+	}
+	j.hedged = true
+	j.launch(b)
+	j.arm(lookLong)
+}
+
+// hedge has another worker try beside one that is silent before the first token:
+// whichever answers first wins. The pen is held.
+func (j *job) hedge(a *attempt, why leaving) {
+	exclude := append(slices.Clone(j.hunt.failed), a.w.id)
+	list := j.choose(exclude)
+	if len(list) == 0 || j.hunt.more >= retries(j.route) || !j.r.retries.take() {
+		return
+	}
+	j.hunt.more++
+	b := j.newAttempt(list[0], why.cause)
+	b.free = once(j.r.retries.give)
+	j.launch(b)
+	j.arm(lookLong)
+}
+
+// movable reports whether another worker can go on with what a began. The pen is held.
+func (j *job) movable(a *attempt) bool {
+	return a.w.mark != "" && a.w.mark == j.r.mark && j.led.resumable() && j.moves < moves(j)
+}
+
+func moves(j *job) int {
+	if j.route.Stream.Moves == nil {
+		return 0
+	}
+	return *j.route.Stream.Moves
+}
+
+// target is the worker that goes on with what a began: one of the same weights, by its
+// load and free KV. Workers that failed come last, for they may have been started again.
+func (j *job) target(a *attempt, exclude []string, to string) (worker, bool) {
+	req := picker.Request{Pool: a.place.pool, Model: a.place.only, Fingerprint: a.w.fingerprint, RelayMark: j.r.mark, Only: to}
+	for _, req.Exclude = range [][]string{append(slices.Clone(j.hunt.failed), exclude...), exclude} {
+		if list := j.r.workers(j.r.cfg.Picker.Choose(time.Now(), req)); len(list) > 0 {
+			return list[0], true
+		}
+	}
+	return worker{}, false
+}
+
+// mostBroken is how many workers may break in a row over one answer without a token of
+// theirs: it may be what kills them.
+const mostBroken = 3
+
+// replace goes on with an answer that nobody gives any more. It returns false when that
+// cannot be.
+func (j *job) replace(after *attempt) bool {
+	h := &j.hunt
+	now := time.Now()
+	if h.since.IsZero() {
+		h.since = now
+	}
+	<-j.pen
+	defer j.put()
+	a := j.owner
+	switch {
+	case !j.movable(a):
+		j.explain(a)
+		return false
+	case h.broken > mostBroken:
+		h.last.err = lost("every worker that went on with it broke off, too")
+		return false
+	}
+	w, ok := j.target(a, nil, "")
+	if !ok {
+		if now.Sub(h.since) >= j.route.Stream.Wait.D() {
+			h.last.err = lost("no other worker with the same weights takes it")
+			return false
+		}
+		j.arm(min(lookAgain, j.route.Stream.Wait.D()))
+		return true
+	}
+	if h.row > 1 && now.Sub(h.since) >= j.route.Stream.Wait.D() {
+		h.last.err = lost("no other worker could go on with it in time")
+		return false
+	}
+	b := j.newAttempt(w, causeLost)
+	if h.row > 1 {
+		b.delay = max(backOff(j.r.cfg.BackOff, h.row-1), min(h.last.wait, lookLong))
+	}
+	j.launch(b)
+	return true
+}
+
+// explain words the end of an answer that cannot move. The pen is held.
+func (j *job) explain(a *attempt) {
+	own := j.hunt.last.own
+	j.hunt.last.own = nil
+	switch {
+	case a.w.mark == "" || a.w.mark != j.r.mark, moves(j) == 0:
+		j.hunt.last.err, j.hunt.last.own = lost(""), own
+	case j.led.loose != "":
+		j.hunt.last.err = lost("it cannot go on elsewhere, because " + j.led.loose)
+	case !j.led.resumable():
+		j.hunt.last.err = lost("it cannot go on elsewhere, because the server gives no token ids")
+	default:
+		j.hunt.last.err = lost("it has changed its worker as often as it may")
+	}
+}
+
+// lost is the error that ends an answer which has begun.
+func lost(why string) *openai.Error {
+	e := broke()
+	e.Message = "The worker broke off its answer; what came before is incomplete."
+	if why != "" {
+		e.Message = "The worker broke off its answer, and " + why + "; what came before is incomplete."
+	}
+	return e
+}
+
+// keep goes on with the attempt that is left after the other ended: a move that failed
+// leaves the answer where it is.
+func (j *job) keep(a *attempt) {
+	<-j.pen
+	defer j.put()
+	if a.thaw != nil {
+		close(a.thaw)
+		a.thaw = nil
+	}
+	j.arm(lookAgain)
+}
+
+// settle takes note that the answer comes from another attempt than before, or that one
+// which had been silent is back.
+func (j *job) settle() {
+	<-j.pen
+	owner := j.owner
+	j.put()
+	for _, a := range j.running {
+		if a != owner && owner.cause == causeStall && a.n < owner.n {
+			a.cancel(errSilent)
+		} else if a != owner {
+			a.cancel(errLost)
+		}
+	}
+	h := &j.hunt
+	h.failed, h.queue, h.row, h.broken, h.asked, h.since = nil, nil, 0, 0, 0, time.Time{}
+	j.state.worker.Store(&owner.w.id)
+	j.arm(min(j.limitOf(owner), lookLong))
+}
+
+// errSilent is the cause that ends an attempt which was replaced because of its silence.
+var errSilent = errors.New("silent for too long")
+
+// errSlow is the cause that ends an attempt which was no faster than the one it was to
+// replace, which is no fault.
+var errSlow = errors.New("no faster")

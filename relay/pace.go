@@ -1,0 +1,115 @@
+package relay
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// pace is what is known of how fast a worker is, from its own answers. Safe for
+// concurrent use.
+type pace struct {
+	mu sync.Mutex
+	// Between two tokens of an answer, moving averages as TCP has them for round trips:
+	// the mean, and how far from it. 0 while nothing is known.
+	gap, gapDev time.Duration
+	// Until the first token: the same.
+	first, firstDev time.Duration
+}
+
+// token notes the time between two tokens.
+func (p *pace) token(d time.Duration) {
+	p.mu.Lock()
+	p.gap, p.gapDev = average(p.gap, p.gapDev, d)
+	p.mu.Unlock()
+}
+
+// begun notes the time from a request to its first token.
+func (p *pace) begun(d time.Duration) {
+	p.mu.Lock()
+	p.first, p.firstDev = average(p.first, p.firstDev, d)
+	p.mu.Unlock()
+}
+
+func average(mean, dev, d time.Duration) (time.Duration, time.Duration) {
+	if mean == 0 {
+		return max(d, 1), d / 2
+	}
+	off := d - mean
+	return max(mean+off/8, 1), dev + (max(off, -off)-dev)/4
+}
+
+// stall is after what silence between two tokens the worker is taken for hung.
+func (p *pace) stall(least, most time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gap == 0 {
+		return most
+	}
+	return min(max(4*p.gap+8*p.gapDev, least), most)
+}
+
+// Before the first token the time depends on the prompt, the queue and the cache, so
+// much more is allowed than for the time between two tokens.
+const firstFactor = 10
+
+// silence is the same before the first token, 0 while nothing is known.
+func (p *pace) silence(least time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.first == 0 {
+		return 0
+	}
+	return max(firstFactor*(p.first+4*p.firstDev), firstFactor*least)
+}
+
+// byWorker keeps one T per worker id. Safe for concurrent use.
+type byWorker[T any] struct {
+	make func() *T
+	mu   sync.Mutex
+	m    map[string]*T
+}
+
+// of returns the worker's.
+func (b *byWorker[T]) of(id string) *T {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.m[id]
+	if t == nil {
+		if b.m == nil {
+			b.m = map[string]*T{}
+		}
+		t = b.make()
+		b.m[id] = t
+	}
+	return t
+}
+
+// retain forgets the workers for which known is false.
+func (b *byWorker[T]) retain(known func(id string) bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id := range b.m {
+		if !known(id) {
+			delete(b.m, id)
+		}
+	}
+}
+
+// pacer lets so many answers move to one worker at once; the others wait in turn, which
+// is no stall. A worker that takes over for a dead one must not be buried under its
+// prefills.
+type pacer struct{ byWorker[semaphore.Weighted] }
+
+// enter waits for the attempt's turn, which lasts until its first token or its end. It
+// returns false when the attempt ended first.
+func (p *pacer) enter(a *attempt) bool {
+	turn := p.of(a.w.id)
+	if turn.Acquire(a.ctx, 1) != nil {
+		return false
+	}
+	was := a.free
+	a.free = once(func() { turn.Release(1); was() })
+	return true
+}

@@ -1,0 +1,211 @@
+package relay
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// readAll splices events and returns what came out, one per line.
+func spliceAll(t testing.TB, s *splicer, l *ledger, events ...string) string {
+	t.Helper()
+	var out []string
+	for _, e := range events {
+		if _, err := s.scan([]byte(e)); err != nil {
+			t.Fatalf("scan %s: %v", e, err)
+		}
+		got, err := s.splice(l, []byte(e))
+		if err != nil {
+			return strings.Join(append(out, "error: "+err.Error()), "\n")
+		}
+		if got.data != nil {
+			l.events++
+			out = append(out, string(got.data))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// What only the relay asked for is removed wherever it stands, and nothing else.
+func TestScanStrips(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{`{"choices":[{"token_ids":[1,2],"index":0,"text":"a"}]}`, `{"choices":[{"index":0,"text":"a"}]}`},
+		{`{"choices":[{"index":0,"text":"a","token_ids":[1]}]}`, `{"choices":[{"index":0,"text":"a"}]}`},
+		{`{"choices":[{"index":0,"token_ids":[ 1 , 2 ], "text":"a"}]}`, `{"choices":[{"index":0, "text":"a"}]}`},
+		{`{"choices":[{"kvmesh":{"kv":"exact","restored":1,"computed":2},"token_ids":[1],"index":0,"text":"a"}]}`, `{"choices":[{"index":0,"text":"a"}]}`},
+		{`{"choices":[{"index":0,"token_ids":[1],"prompt_token_ids":null,"kvmesh":{},"odd": 1 }], "prompt_token_ids":[7]}`, `{"choices":[{"index":0,"odd": 1 }]}`},
+		{`{"prompt_token_ids":[1],"choices":[{"token_ids":[1]}]}`, `{"choices":[{}]}`},
+		{`{"choices":[{"index":0,"text":"\"token_ids\":[1]","odd":{"token_ids":[3]}}]}`, `{"choices":[{"index":0,"text":"\"token_ids\":[1]","odd":{"token_ids":[3]}}]}`},
+	} {
+		if got := spliceAll(t, &splicer{}, &ledger{}, tt.in); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.in, got, tt.want)
+		}
+	}
+	asked := `{"choices":[{"token_ids":[1],"index":0,"text":"a"}]}`
+	if got := spliceAll(t, &splicer{scanner: scanner{keepIDs: true}}, &ledger{}, asked); got != asked {
+		t.Errorf("ids that the client wants: %s", got)
+	}
+}
+
+func TestDecodedLen(t *testing.T) {
+	for _, s := range []string{"", "a", "é", "\n\t\"\\", "\u2028", "😀", "a\u0000b"} {
+		for _, raw := range [][]byte{must(json.Marshal(s)), []byte(ascii(s))} {
+			if got := decodedLen(raw); got != len(s) {
+				t.Errorf("%s: %d bytes, want %d", raw, got, len(s))
+			}
+		}
+	}
+	for raw, want := range map[string]int{`"\ud83d"`: 3, `"\udc00x"`: 4, `"\ud83d\u0041"`: 4, `null`: 0, `12`: 0, `"\/"`: 1} {
+		if got := decodedLen([]byte(raw)); got != want {
+			t.Errorf("%s: %d bytes, want %d", raw, got, want)
+		}
+	}
+}
+
+// ascii writes a JSON string with escapes only.
+func ascii(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		if r > 0xffff {
+			r -= 0x10000
+			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+			continue
+		}
+		fmt.Fprintf(&b, `\u%04x`, r)
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+func must(b []byte, err error) []byte {
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// FuzzScan holds the scan against encoding/json, and what it leaves against the whole.
+func FuzzScan(f *testing.F) {
+	for _, s := range []string{
+		`{"id":"a","created":1,"model":"m","choices":[{"token_ids":[1,2],"index":1,"text":"h\u00e9","finish_reason":"stop"}],"usage":null}`,
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"x","tool_calls":[{"index":0}]},"kvmesh":{"kv":"exact","restored":3}}]}`,
+		`{"error":{"message":"m"}}`, `{"choices":[],"usage":{"completion_tokens":3}}`, `[]`, `{"choices":[{}, {"index":2}]}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s splicer
+		v, err := s.scan(data)
+		if err != nil {
+			return
+		}
+		var want struct {
+			Choices []struct {
+				Text  string
+				Delta struct{ Content string }
+			}
+		}
+		plain := json.Unmarshal(data, &want) == nil && !bytes.ContainsRune(data, '\uFFFD') && len(want.Choices) == len(v.choices)
+		exact := bytes.Count(data, []byte(`"text"`))+bytes.Count(data, []byte(`"content"`)) <= 1 // else the last of two would count
+		for i, c := range v.choices {
+			if n := len(want.Choices); plain && exact && i < n && c.text != len(want.Choices[i].Text)+len(want.Choices[i].Delta.Content) && !strings.Contains(strings.ToLower(string(data)), `\ud`) {
+				t.Errorf("choice %d: %d bytes of text in %s", i, c.text, data)
+			}
+		}
+		l := &ledger{}
+		got, err := s.splice(l, data)
+		if err != nil {
+			t.Fatalf("a first attempt's event is refused: %v", err)
+		}
+		if json.Valid(data) && got.data != nil && !json.Valid(got.data) {
+			t.Errorf("%s became %s", data, got.data)
+		}
+		var again splicer
+		v, err = again.scan(bytes.Clone(got.data))
+		if got.data != nil && err != nil {
+			t.Fatalf("%s became %s: %v", data, got.data, err)
+		}
+		for _, c := range v.choices {
+			if c.told || c.kv != "" {
+				t.Errorf("something is left of the relay's own in %s", got.data)
+			}
+		}
+	})
+}
+
+// A later attempt's events become those of the answer that was begun.
+func TestSpliceContinues(t *testing.T) {
+	l := &ledger{stream: "s"}
+	first := splicer{}
+	spliceAll(t, &first, l,
+		`{"id":"one","object":"text_completion","created":1,"model":"m","system_fingerprint":"f","choices":[{"token_ids":[5],"index":0,"text":"a"}]}`,
+		`{"id":"one","object":"text_completion","created":1,"model":"m","system_fingerprint":"f","choices":[{"token_ids":[6],"index":0,"text":"é"}]}`)
+	if diff := cmp.Diff(`{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[5,6],"text_bytes":3}]}`, string(l.appendResume(nil, 2))); diff != "" {
+		t.Error(diff)
+	}
+	second := splicer{later: true, resumed: true}
+	got := spliceAll(t, &second, l,
+		`{"id":"two","object":"text_completion","created":2,"model":"m","choices":[{"kvmesh":{"kv":"exact","restored":7,"computed":1},"token_ids":[7],"index":0,"text":"b"}]}`,
+		`{"id":"two","object":"text_completion","created":2,"model":"m","system_fingerprint":"f","choices":[{"index":0,"text":"","finish_reason":"stop"}]}`,
+		`{"id":"two","object":"text_completion","created":2,"model":"m","system_fingerprint":"f","choices":[{"index":0,"text":"","finish_reason":"stop"}]}`,
+		`{"id":"two","object":"text_completion","created":2,"model":"m","system_fingerprint":"f","choices":[],"usage":{"completion_tokens":3}}`,
+		`{"id":"two","object":"text_completion","created":2,"model":"m","system_fingerprint":"f","choices":[],"usage":{"completion_tokens":3}}`)
+	want := `{"system_fingerprint":"f","id":"one","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"b"}]}
+{"id":"one","object":"text_completion","created":1,"model":"m","system_fingerprint":"f","choices":[{"index":0,"text":"","finish_reason":"stop"}]}
+{"id":"one","object":"text_completion","created":1,"model":"m","system_fingerprint":"f","choices":[],"usage":{"completion_tokens":3}}`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if !l.complete(1) || !l.usage || l.tokens != 3 {
+		t.Errorf("ledger %+v", l)
+	}
+}
+
+// Roles that were told and choices that were finished do not come again.
+func TestSpliceRepeatsNothing(t *testing.T) {
+	begin := func() *ledger {
+		l := &ledger{}
+		spliceAll(t, &splicer{}, l,
+			`{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`,
+			`{"id":"one","choices":[{"index":1,"delta":{"role":"assistant","content":""}}]}`,
+			`{"id":"one","choices":[{"token_ids":[1],"index":1,"delta":{"content":"x"}}]}`,
+			`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}`)
+		return l
+	}
+	for _, tt := range []struct{ in, want string }{
+		{`{"id":"two","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`, ``},
+		{`{"id":"two","choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"content":"a"}}]}`},
+		{`{"id":"two","choices":[{"index":0,"delta":{"content":"a","role":"assistant"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"content":"a"}}]}`},
+		{`{"id":"two","choices":[{"index":1,"delta":{"content":"y"}}]}`, ``},
+		{`{"id":"two","choices":[{"token_ids":[9],"index":1,"delta":{"content":"y"}},{"index":0,"delta":{"content":"a"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"content":"a"}}]}`},
+		{`{"id":"two","choices":[{"index":0,"delta":{"content":"a"}},{"token_ids":[9],"index":1,"delta":{"content":"y"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"content":"a"}}]}`},
+		{`{"id":"two","choices":[{"index":2,"delta":{"role":"assistant","content":""}}]}`, `{"id":"one","choices":[{"index":2,"delta":{"role":"assistant","content":""}}]}`},
+	} {
+		if got := spliceAll(t, &splicer{later: true}, begin(), tt.in); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.in, got, tt.want)
+		}
+	}
+}
+
+// A worker that does not do what it was asked for is never spliced.
+func TestSpliceRefuses(t *testing.T) {
+	for name, event := range map[string]string{
+		"from the start": `{"id":"two","choices":[{"token_ids":[1],"index":0,"text":"x"}]}`,
+		"other weights":  `{"id":"two","system_fingerprint":"g","choices":[{"kvmesh":{"kv":"exact"},"token_ids":[2],"index":0,"text":"y"}]}`,
+	} {
+		l := &ledger{}
+		spliceAll(t, &splicer{}, l, `{"id":"one","system_fingerprint":"f","choices":[{"token_ids":[1],"index":0,"text":"x"}]}`)
+		before := fmt.Sprint(*l)
+		if got := spliceAll(t, &splicer{later: true, resumed: true}, l, event); !strings.HasPrefix(got, "error: the worker does not continue") {
+			t.Errorf("%s: %s", name, got)
+		}
+		if after := fmt.Sprint(*l); after != before {
+			t.Errorf("%s: the ledger changed from %s to %s", name, before, after)
+		}
+	}
+}
