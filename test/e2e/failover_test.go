@@ -18,8 +18,8 @@ import (
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
-// told is what a client was told in one streamed answer.
-type told struct {
+// heard is what a client was told in one streamed answer.
+type heard struct {
 	ids     []string // of events
 	text    map[int]string
 	args    map[int]string // of tool calls, joined
@@ -33,9 +33,9 @@ type told struct {
 	longest time.Duration // between two events
 }
 
-// stream asks for a streamed answer on the mesh and reads it to its end; each is called
+// streamed asks for a streamed answer on the mesh and reads it to its end; each is called
 // after each event.
-func stream(ctx context.Context, m *testmesh.Mesh, path, body string, each func(t *told)) (*told, error) {
+func streamed(ctx context.Context, m *testmesh.Mesh, path, body string, each func(t *heard)) (*heard, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.OpenAI+path, strings.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func stream(ctx context.Context, m *testmesh.Mesh, path, body string, each func(
 		text, _ := io.ReadAll(resp.Body)
 		return nil, fmt.Errorf("status %d: %s", resp.StatusCode, text)
 	}
-	t := &told{text: map[int]string{}, args: map[int]string{}, finish: map[int]string{}, head: map[string]bool{}, worker: resp.Header.Get("x-kvmesh-worker")}
+	t := &heard{text: map[int]string{}, args: map[int]string{}, finish: map[int]string{}, head: map[string]bool{}, worker: resp.Header.Get("x-kvmesh-worker")}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	last := time.Now()
@@ -75,7 +75,7 @@ func stream(ctx context.Context, m *testmesh.Mesh, path, body string, each func(
 }
 
 // take reads the data of one event.
-func (t *told) take(data string) error {
+func (t *heard) take(data string) error {
 	if data == openai.DoneData {
 		if t.done {
 			return errors.New("[DONE] twice")
@@ -126,7 +126,7 @@ func (t *told) take(data string) error {
 }
 
 // same says how an answer differs from the undisturbed one, "" when it does not.
-func (t *told) same(want *told) string {
+func (t *heard) same(want *heard) string {
 	switch {
 	case t.failure != "":
 		return "it ended in " + t.failure
@@ -179,10 +179,10 @@ func TestStreamsOutliveWorker(t *testing.T) {
 	ask := func(i, tokens int) string {
 		return fmt.Sprintf(`{"model":"sim-1","prompt":"number %d","max_tokens":%d,"ignore_eos":true,"stream":true,"temperature":0,"stream_options":{"include_usage":true},"sim":{"max":0}}`, i, tokens)
 	}
-	want := make([]*told, streams)
+	want := make([]*heard, streams)
 	each(streams, func(i int) {
 		var err error
-		if want[i], err = stream(t.Context(), m, "/completions", ask(i, 150), nil); err != nil || !want[i].done {
+		if want[i], err = streamed(t.Context(), m, "/completions", ask(i, 150), nil); err != nil || !want[i].done {
 			t.Errorf("undisturbed answer %d: %v %+v", i, err, want[i])
 		}
 	})
@@ -191,14 +191,14 @@ func TestStreamsOutliveWorker(t *testing.T) {
 	}
 	var flowing sync.WaitGroup
 	flowing.Add(streams)
-	got := make([]*told, streams)
+	got := make([]*heard, streams)
 	go func() {
 		flowing.Wait() // every answer has 20 events
 		m.Signal(t, "worker-1", syscall.SIGKILL)
 	}()
 	each(streams, func(i int) {
 		var err error
-		if got[i], err = stream(t.Context(), m, "/completions", ask(i, 150), func(s *told) {
+		if got[i], err = streamed(t.Context(), m, "/completions", ask(i, 150), func(s *heard) {
 			if s.events == 20 {
 				flowing.Done()
 			}
