@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -97,9 +98,8 @@ func localHost(next http.Handler) http.Handler {
 // register takes PUT /v1/workers/{id}. The answer says for how long it holds.
 func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 	var reg fleet.Registration
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRegistration))
-	if err := dec.Decode(&reg); err != nil {
-		openai.Errorf(http.StatusBadRequest, "The registration is no JSON object: %v", err).Write(w)
+	if err := decodeRegistration(http.MaxBytesReader(w, r.Body, maxRegistration), &reg); err != nil {
+		err.Write(w)
 		return
 	}
 	// The path is what an operator sees in logs; the body is what is stored.
@@ -124,8 +124,35 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, fleet.Lease{TTLSeconds: fleet.TTL.Seconds()})
 }
 
+// decodeRegistration reads one registration and nothing else. A field that we do not
+// know is refused, because it is more often a typing error than a later version of
+// the worker: a control plane is updated before its workers.
+func decodeRegistration(body io.Reader, reg *fleet.Registration) *openai.Error {
+	dec := json.NewDecoder(body)
+	dec.DisallowUnknownFields()
+	err := dec.Decode(reg)
+	if err == nil {
+		if _, err = dec.Token(); err == nil || !errors.Is(err, io.EOF) {
+			return openai.Errorf(http.StatusBadRequest, "The registration has data after the JSON object.")
+		}
+		return nil
+	}
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && e.Field != "" {
+		return openai.Invalid(e.Field, "Invalid type for '%s': got a %s.", e.Field, e.Value)
+	}
+	if _, field, ok := strings.Cut(err.Error(), "unknown field "); ok {
+		name := strings.Trim(field, `"`)
+		return openai.Invalid(name, "Unknown field '%s'.", name)
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return openai.Errorf(http.StatusRequestEntityTooLarge, "The registration is too large: at most %d bytes are accepted.", maxRegistration)
+	}
+	return openai.Errorf(http.StatusBadRequest, "The registration is no JSON object.")
+}
+
 // Register takes a worker's registration or its renewal, as the HTTP API does.
-// The error is registry.ErrStale when a later start of the worker is known.
+// The error is registry.ErrStale when a later start of the worker is known, and
+// registry.ErrTaken when another one is alive at its address.
 func (cp *ControlPlane) Register(reg fleet.Registration) error {
 	now := time.Now()
 	if a, err := netip.ParseAddrPort(reg.Address); err == nil {
@@ -199,7 +226,7 @@ func (cp *ControlPlane) listClusters(w http.ResponseWriter, _ *http.Request) {
 func writeError(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError // the disk, for instance
 	switch {
-	case errors.Is(err, registry.ErrStale):
+	case errors.Is(err, registry.ErrStale), errors.Is(err, registry.ErrTaken):
 		status = http.StatusConflict
 	case errors.Is(err, registry.ErrUnknown):
 		status = http.StatusNotFound

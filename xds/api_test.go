@@ -33,7 +33,7 @@ func TestAPIErrors(t *testing.T) {
 		{"unknown pool", "PUT", "/v1/workers/w0", change(func(r *fleet.Registration) { r.Pool = "none" }), 400},
 		{"bad address", "PUT", "/v1/workers/w0", change(func(r *fleet.Registration) { r.Address = "localhost:1" }), 400},
 		{"no JSON object", "PUT", "/v1/workers/w0", 7, 400},
-		{"too large", "PUT", "/v1/workers/w0", change(func(r *fleet.Registration) { r.Aliases = []string{strings.Repeat("x", 1<<17)} }), 400},
+		{"too large", "PUT", "/v1/workers/w0", change(func(r *fleet.Registration) { r.Aliases = []string{strings.Repeat("x", 1<<17)} }), 413},
 		{"drain of nobody", "POST", "/v1/workers/none/drain", nil, 404},
 		{"undrain of nobody", "DELETE", "/v1/workers/none/drain", nil, 404},
 		{"goodbye of nobody", "DELETE", "/v1/workers/none", nil, 404},
@@ -205,4 +205,46 @@ func TestStrangerAtTheAddress(t *testing.T) {
 	p.wants("w0", "unhealthy", func(v fleet.WorkerView) bool {
 		return v.Status == "UNHEALTHY" && strings.Contains(v.Reason, "another process")
 	})
+}
+
+// Whoever is alive at an address keeps it, however late another one says that it
+// has the same; a dead one's is free at once.
+func TestAddressOfAnother(t *testing.T) {
+	p := newPlane(t, onePool)
+	w := startWorker(t, "w0")
+	p.register(w)
+	p.wants("w0", "healthy", func(v fleet.WorkerView) bool { return v.Status == "HEALTHY" })
+	thief := w.reg
+	thief.ID, thief.Incarnation = "w1", w.reg.Incarnation+uint64(time.Hour)
+	if code, body := p.call("PUT", "/v1/workers/w1", thief); code != 409 || !strings.Contains(body, "alive at this address") {
+		t.Errorf("%d %s", code, body)
+	}
+	if v := p.worker("w0"); v.Status != "HEALTHY" {
+		t.Errorf("w0 is %s", v.Status)
+	}
+	_ = w.srv.Close()
+	p.wants("w0", "dead", func(v fleet.WorkerView) bool { return v.Status == "UNHEALTHY" })
+	if code, body := p.call("PUT", "/v1/workers/w1", thief); code != 200 {
+		t.Errorf("after its death: %d %s", code, body)
+	}
+}
+
+// A registration is one JSON object of known fields, and mistakes are told in words.
+func TestRegistrationsAreStrict(t *testing.T) {
+	p := newPlane(t, onePool)
+	good := `{"id":"w0","address":"127.0.0.1:1","pool":"main","model":"m","engine":"sim","incarnation":1`
+	for body, want := range map[string]string{
+		good + `} trailing`:            "data after",
+		good + `}{}`:                   "data after",
+		good + `,"adress":"x"}`:        "Unknown field 'adress'",
+		good + `,"pid":"seven"}`:       "Invalid type for 'pid'",
+		`[]`:                           "no JSON object",
+		good:                           "no JSON object",
+		`{"id":"w0","incarnation":-1}`: "Invalid type for 'incarnation'",
+	} {
+		code, got := p.call("PUT", "/v1/workers/w0", json.RawMessage(body))
+		if code != 400 || !strings.Contains(got, want) || strings.Contains(got, "Go ") || strings.Contains(got, "json:") {
+			t.Errorf("%s: %d %s, want %q", body, code, got, want)
+		}
+	}
 }

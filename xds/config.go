@@ -106,7 +106,11 @@ func New(c Config) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
-	rc := registry.Config{Dir: c.StateDir, Log: c.Log}
+	state := newState()
+	rc := registry.Config{
+		Dir: c.StateDir, Log: c.Log,
+		Alive: func(id string) bool { return state.alive(id, time.Now()) },
+	}
 	for _, s := range servers {
 		rc.Static = append(rc.Static, s.ID)
 	}
@@ -115,7 +119,7 @@ func New(c Config) (*ControlPlane, error) {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
 	cp := &ControlPlane{
-		config: c, log: c.Log, registry: reg, state: newState(), metrics: newMetrics(),
+		config: c, log: c.Log, registry: reg, state: state, metrics: newMetrics(),
 		watchers: map[string]*watcher{}, pools: map[string]context.CancelFunc{},
 	}
 	cp.metrics.workers(cp.state)

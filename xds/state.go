@@ -257,7 +257,7 @@ func (s *state) alive(id string, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workers[id]
-	return w != nil && !w.in.Report.At.IsZero() && now.Sub(w.in.Report.At) < w.pool.health.Silence
+	return w != nil && w.in.Failed == "" && !w.in.Report.At.IsZero() && now.Sub(w.in.Report.At) < w.pool.health.Silence
 }
 
 // settled reports whether every worker that could report did, or certainly cannot.

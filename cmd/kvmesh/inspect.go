@@ -63,8 +63,12 @@ that stays is a push that did not arrive, or Envoy's own ejection or health chec
 			if err != nil {
 				return err
 			}
+			listens := edgeListens(c.Context(), m.Admin)
 			if js {
-				return writeJSON(e.stdout, map[string]any{"endpoints": diffs})
+				return writeJSON(e.stdout, map[string]any{"endpoints": diffs, "edge_listens": listens})
+			}
+			if !listens {
+				fmt.Fprintln(e.stdout, "! Envoy has no port for clients: does another process hold it? Nobody is served.")
 			}
 			return printDiffs(e.stdout, diffs)
 		},

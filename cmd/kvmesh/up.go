@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,10 +102,14 @@ func runUp(ctx context.Context, e *env, o upOptions) error {
 	}
 	m.warnServers(ctx)
 	go m.serveControl(ctx)
+	var kept sync.WaitGroup
 	if err := m.announce(); err != nil {
 		cancel(err)
+	} else {
+		kept.Go(func() { m.keep(ctx) })
 	}
 	<-stopped
+	kept.Wait()
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -184,8 +189,8 @@ spec: {engine: openai, static: %s}
 `, policy.APIVersion, list), nil
 }
 
-// announce writes .kvmesh/up.json and the ready line.
-func (m *localMesh) announce() error {
+// writeUp writes .kvmesh/up.json.
+func (m *localMesh) writeUp() error {
 	r := runningMesh{readyLine: m.ready(), Gateway: "http://" + m.addr.metrics, PID: os.Getpid(), RunDir: m.runDir, KVDir: m.kv.dir}
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -194,7 +199,15 @@ func (m *localMesh) announce() error {
 	if err := os.WriteFile(filepath.Join(m.stateDir, upFile), append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write up.json: %w", err)
 	}
-	line, err := json.Marshal(r.readyLine)
+	return nil
+}
+
+// announce writes .kvmesh/up.json and the ready line.
+func (m *localMesh) announce() error {
+	if err := m.writeUp(); err != nil {
+		return err
+	}
+	line, err := json.Marshal(m.ready())
 	if err != nil {
 		return fmt.Errorf("encode ready line: %w", err)
 	}

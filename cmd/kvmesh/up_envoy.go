@@ -67,17 +67,24 @@ func (m *localMesh) rotateAccessLog(ctx context.Context) {
 			m.e.log.Warn("rotate access log", "err", err)
 			continue
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.ready().Admin+"/reopen_logs", nil)
-		if err != nil {
-			continue // the address was checked when it was picked
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
+		if err := m.reopenLogs(ctx); err != nil {
 			m.e.log.Warn("rotate access log", "err", err)
-			continue
 		}
-		_ = resp.Body.Close() // nothing of it is read
 	}
+}
+
+// reopenLogs has Envoy open its access log by its name again.
+func (m *localMesh) reopenLogs(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.ready().Admin+"/reopen_logs", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close() // nothing of it is read
+	return nil
 }
 
 // envoySpec starts Envoy with a fresh bootstrap. Its log goes to a file.

@@ -122,13 +122,16 @@ func (m *localMesh) ownEnvoy(ctx context.Context) bool {
 }
 
 // edgeListens reports whether Envoy has its port for clients.
-func (m *localMesh) edgeListens(ctx context.Context) bool {
+func (m *localMesh) edgeListens(ctx context.Context) bool { return edgeListens(ctx, m.ready().Admin) }
+
+// edgeListens asks an Envoy's admin port whether it has its port for clients.
+func edgeListens(ctx context.Context, adminURL string) bool {
 	var body struct {
 		Listeners []struct {
 			Name string `json:"name"`
 		} `json:"listener_statuses"`
 	}
-	if get(ctx, m.ready().Admin+"/listeners?format=json", &body) != nil {
+	if get(ctx, adminURL+"/listeners?format=json", &body) != nil {
 		return false
 	}
 	for _, l := range body.Listeners {

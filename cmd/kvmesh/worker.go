@@ -112,6 +112,10 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 		}
 		o.ID = host
 	}
+	var err error
+	if o.ControlPlane, err = baseURL("--control-plane", o.ControlPlane); err != nil {
+		return err
+	}
 	o.Log = e.log.With("worker", o.ID)
 	o.EngineName = o.engine
 	switch o.engine {

@@ -95,8 +95,9 @@ func decodeIDs(raw []byte, param string) ([]int32, *Error) {
 	return ids, nil
 }
 
-// DecodeMessages decodes the messages of a chat request. Content may be a string,
-// null, or an array of text parts; other kinds of parts are refused.
+// DecodeMessages decodes the messages of a chat request. Content may be a string or
+// an array of text parts, and missing or null only beside tool calls; other kinds of
+// parts are refused.
 func (r *Request) DecodeMessages() ([]Message, *Error) {
 	var items []json.RawMessage
 	if json.Unmarshal(r.Raw("messages"), &items) != nil {
@@ -135,6 +136,13 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		return Message{}, Invalid(param+".role", "Missing required parameter: '%s.role'.", param)
 	default:
 		return Message{}, Invalid(param+".role", "Invalid value: '%s'. Supported values are: 'system', 'developer', 'user', 'assistant', 'tool' and 'function'.", clip(m.Role))
+	}
+	if kind := jsontext.Value(m.Content).Kind(); len(m.ToolCalls) == 0 && (len(m.Content) == 0 || kind == 'n') {
+		at := param + ".content"
+		if kind == 'n' {
+			return Message{}, Invalid(at, "Invalid value for '%s': expected a string or an array of content parts, got null.", at)
+		}
+		return Message{}, Invalid(at, "Missing required parameter: '%s'.", at)
 	}
 	text, err := decodeContent(m.Content, param+".content")
 	for i, c := range m.ToolCalls {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -140,13 +141,18 @@ func (r *Request) scan() *Error {
 
 // malformed words a syntax error. No field is named, since none was read whole.
 func malformed(err error) *Error {
-	if errors.Is(err, jsontext.ErrDuplicateName) {
-		return Errorf(http.StatusBadRequest, "The request body has the same field twice: %v.", err)
+	if s, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(err, jsontext.ErrDuplicateName) {
+		return Errorf(http.StatusBadRequest, "The request body has the field %q twice.", clip(s.JSONPointer.LastToken()))
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return Errorf(http.StatusBadRequest, "We could not parse the JSON body of your request: it ends too early.")
 	}
-	return Errorf(http.StatusBadRequest, "We could not parse the JSON body of your request: %v.", err)
+	s, ok := errors.AsType[*jsontext.SyntacticError](err)
+	if !ok || s.Err == nil {
+		return Errorf(http.StatusBadRequest, "We could not parse the JSON body of your request.")
+	}
+	why := strings.TrimPrefix(s.Err.Error(), "jsontext: ") // our library's name helps nobody
+	return Errorf(http.StatusBadRequest, "We could not parse the JSON body of your request: %s after byte %d.", why, s.ByteOffset)
 }
 
 // decode fills the typed fields.

@@ -121,23 +121,53 @@ func TestDecodePrompts(t *testing.T) {
 func TestDecodeMessages(t *testing.T) {
 	r := mustParse(t, Chat, `{"model":"m","messages":[{"role":"system","content":"a"},
 		{"role":"user","name":"bob","content":[{"type":"text","text":"b"},{"type":"text","text":"é"}]},
-		{"role":"assistant","content":null},{"role":"tool"}]}`)
+		{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","content":""}]}`)
 	got, err := r.DecodeMessages()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Message{{Role: "system", Content: "a"}, {Role: "user", Name: "bob", Content: "bé"}, {Role: "assistant"}, {Role: "tool"}}
+	want := []Message{{Role: "system", Content: "a"}, {Role: "user", Name: "bob", Content: "bé"}, {
+		Role: "assistant", ToolCalls: []ToolCall{{ID: "i", Type: "function", Function: FunctionCall{Name: "f", Arguments: "{}"}}},
+	}, {Role: "tool"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 	for in, param := range map[string]string{
 		`[7]`: "messages[0]", `[{"role":7}]`: "messages[0]", `[{}]`: "messages[0].role",
+		`[{"role":"user"}]`: "messages[0].content", `[{"role":"user","content":null}]`: "messages[0].content",
+		`[{"role":"assistant","content":null,"tool_calls":[]}]`: "messages[0].content", `[{"role":"tool","tool_call_id":"i"}]`: "messages[0].content",
 		`[{"role":"user","content":{}}]`: "messages[0].content", `[{"role":"user","content":[1]}]`: "messages[0].content",
 		`[{"role":"user","content":"a"},{"role":"user","content":[{"type":"input_audio"}]}]`: "messages[1].content[0].type",
 	} {
 		_, err := mustParse(t, Chat, `{"model":"m","messages":`+in+`}`).DecodeMessages()
 		if err == nil || err.Status != 400 || err.Param != param {
 			t.Errorf("%s: %v, param wanted %q", in, err, param)
+		}
+	}
+}
+
+// What is wrong with a body is told in words, without the names of what we are
+// built from.
+func TestMalformedMessages(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"model":"m",]`:            "after byte 12.",
+		`{"model":"m" "a":1}`:       "after byte",
+		"{\"model\":\"a\x01\"}":     "after byte",
+		"{\"model\":\"\xff\"}":      "UTF-8",
+		`{"a":1,"model":"m","a":2}`: `the field "a" twice`,
+		`{"a":{"b":1,"b":2}}`:       `the field "b" twice`,
+		`{"model":01}`:              "after byte",
+		`nul`:                       "ends too early",
+	} {
+		_, err := Parse(Completions, []byte(body))
+		if err == nil || err.Status != 400 || !strings.Contains(err.Message, want) {
+			t.Errorf("%q: %v, want %q", body, err, want)
+			continue
+		}
+		for _, leak := range []string{"jsontext", "json:", "Go ", "%!"} {
+			if strings.Contains(err.Message, leak) {
+				t.Errorf("%q: %q tells of %q", body, err.Message, leak)
+			}
 		}
 	}
 }

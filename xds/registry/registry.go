@@ -26,6 +26,8 @@ var (
 	// ErrStale refuses a registration that a later start of the same worker, or
 	// another worker at its address, has replaced.
 	ErrStale = errors.New("a later start of the worker is registered")
+	// ErrTaken refuses a registration for an address at which another worker lives.
+	ErrTaken = errors.New("another worker is alive at this address")
 	// ErrUnknown says that no such worker is registered.
 	ErrUnknown = errors.New("no such worker")
 )
@@ -56,8 +58,9 @@ type Member struct {
 // Embedded is the registry of the control plane's own process. What matters
 // survives its death in one file of StateDir. Safe for concurrent use.
 type Embedded struct {
-	path string // of registry.json
-	log  *slog.Logger
+	path  string // of registry.json
+	log   *slog.Logger
+	alive func(id string) bool // Config.Alive, never nil
 
 	mu      sync.Mutex
 	static  map[string]bool      // ids of the policy's servers
@@ -75,6 +78,10 @@ type Config struct {
 	// nobody can register under them.
 	Static []string
 	Log    *slog.Logger
+	// Alive says whether a worker was heard of a moment ago otherwise than by its
+	// registration, and is certainly the one at its address. nil knows of nobody.
+	// It is called with the registry's lock held.
+	Alive func(id string) bool
 }
 
 // file is the stored form.
@@ -96,8 +103,11 @@ type stored struct {
 // workers register again within a heartbeat.
 func Open(c Config, now time.Time) (*Embedded, error) {
 	e := &Embedded{
-		path: filepath.Join(c.Dir, "registry.json"), log: c.Log,
+		path: filepath.Join(c.Dir, "registry.json"), log: c.Log, alive: c.Alive,
 		members: map[string]*Member{}, drains: map[string]time.Time{}, keep: map[string]bool{},
+	}
+	if e.alive == nil {
+		e.alive = func(string) bool { return false }
 	}
 	e.SetStatic(c.Static)
 	raw, err := os.ReadFile(e.path)
@@ -203,7 +213,7 @@ func (e *Embedded) Flush(now time.Time) error {
 }
 
 // takeAddressLocked removes earlier workers at the same address: only one process
-// can listen there.
+// can listen there. Whoever is alive there stays; else the later incarnation has it.
 func (e *Embedded) takeAddressLocked(r fleet.Registration) (evicted bool, err error) {
 	for id, m := range e.members {
 		if id == r.ID || m.Address != r.Address {
@@ -211,6 +221,9 @@ func (e *Embedded) takeAddressLocked(r fleet.Registration) (evicted bool, err er
 		}
 		if m.Incarnation > r.Incarnation {
 			return false, fmt.Errorf("worker %s: %w (%s at %s)", r.ID, ErrStale, id, r.Address)
+		}
+		if e.alive(id) {
+			return false, fmt.Errorf("worker %s: %w (%s at %s)", r.ID, ErrTaken, id, r.Address)
 		}
 		e.log.Info("worker replaced at its address", "worker", id, "address", r.Address, "by", r.ID)
 		delete(e.members, id)
