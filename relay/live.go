@@ -2,9 +2,7 @@ package relay
 
 import (
 	"cmp"
-	"encoding/json"
 	"maps"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -142,13 +140,4 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 		return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.ID, b.ID))
 	})
 	return out
-}
-
-// StreamsHandler serves Streams as JSON. Stream ids are secrets of their clients:
-// keep it on loopback.
-func (r *Relay) StreamsHandler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(fleet.StreamList{Streams: r.Streams(time.Now())}) // the caller may be gone
-	})
 }

@@ -27,6 +27,15 @@ type leaving struct {
 	cause  string
 	worker string // that is to be left; "" = whichever gives the answer
 	to     string // id of the worker to go to, "" = the best
+	// answer is told why it does not, "" when it is under way; nil tells nobody.
+	answer chan<- string
+}
+
+// tell says what came of it.
+func (l leaving) tell(why string) {
+	if l.answer != nil {
+		l.answer <- why // has room for the one
+	}
 }
 
 // Pauses of a job that cannot do what it wants yet.
@@ -121,39 +130,46 @@ func (r *Relay) sick(id string) string {
 
 // leave begins to have the answer go on elsewhere.
 func (j *job) leave(why leaving) {
+	why.tell(j.depart(why))
+}
+
+// depart is leave; it returns why the answer stays.
+func (j *job) depart(why leaving) (stays string) {
 	if len(j.running) == 2 && j.running[1].w.id == why.worker {
 		j.watchNew(j.running[1])
 	}
 	if len(j.running) != 1 || j.ctx.Err() != nil {
-		return // under way already
+		return "it is about to move already"
 	}
 	a := j.running[0]
 	if why.worker != "" && a.w.id != why.worker {
-		return
+		return "another worker gives it"
 	}
 	<-j.pen
 	defer j.put()
-	if j.owner == nil {
+	switch {
+	case j.owner == nil && why.cause == causeMigrate:
+		return "it has no token yet"
+	case j.owner == nil:
 		j.hedge(a, why)
-		return
-	}
-	if !j.movable(a) {
-		return
+		return ""
+	case !j.movable(a):
+		return "it cannot go on elsewhere"
 	}
 	silent := time.Since(j.last)
 	flows := why.cause != causeStall && silent < a.pace.stall(j.route.Stream.StallMin.D(), j.route.Stream.StallMax.D())
 	if flows && (why.cause == causeTimeout || why.cause == causeUnhealthy) && j.r.exodus(j.pool) {
-		return
+		return "most of its pool is sick"
 	}
 	w, ok := j.target(a, []string{a.w.id}, why.to)
 	if !ok {
 		j.arm(lookAgain)
-		return
+		return "no other worker with the same weights takes it"
 	}
 	if !flows && !j.r.retries.take() {
 		j.r.metrics.denied.Inc()
 		j.arm(lookAgain / 5)
-		return
+		return "too many answers are being moved"
 	}
 	b := j.newAttempt(w, why.cause)
 	if flows {
@@ -164,6 +180,7 @@ func (j *job) leave(why leaving) {
 	j.hedged = true
 	j.launch(b)
 	j.arm(lookLong)
+	return ""
 }
 
 // hedge has another worker try beside one that is silent before the first token:

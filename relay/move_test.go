@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
 	"github.com/kvmesh/kvmesh/internal/health"
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -307,4 +309,42 @@ func TestWaitsForWorker(t *testing.T) {
 		got := m.ask(strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":200`, 1))
 		m.checkWhole(got.body, 1, 200, true)
 	}, after(t, 150, dies), well(t))
+}
+
+// An operator moves an answer, to a worker of a name too, and hears why it stays.
+func TestMigrate(t *testing.T) {
+	post := func(m *mesh, path string) (int, string) {
+		rec := httptest.NewRecorder()
+		m.relay.StreamsHandler().ServeHTTP(rec, httptest.NewRequest(http.MethodPost, path, nil))
+		return rec.Code, rec.Body.String()
+	}
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		var moves []fleet.MoveView
+		body := m.follow(askUsage, func(n int) {
+			switch n {
+			case 2:
+				for path, want := range map[string]string{
+					"/v1/streams/nobody/migrate":            "404 No stream of that id",
+					"/v1/streams/stream-1/migrate?to=w1":    "409 no other worker",
+					"/v1/streams/stream-1/migrate?to=w9":    "409 no other worker",
+					"/v1/streams/stream-1/migrate?to=other": "409 no other worker",
+				} {
+					if code, text := post(m, path); !strings.HasPrefix(want, fmt.Sprint(code)) || !strings.Contains(text, want[4:]) {
+						t.Errorf("%s: %d %s, want %s", path, code, text, want)
+					}
+				}
+				if code, text := post(m, "/v1/streams/stream-1/migrate?to=w3"); code != http.StatusNoContent {
+					t.Errorf("%d %s", code, text)
+				}
+			case 6:
+				if list := m.relay.Streams(time.Now()); len(list) == 1 && list[0].Worker == "w3" {
+					moves = list[0].Moves
+				}
+			}
+		})
+		m.checkWhole(body, 1, 10, true)
+		if len(moves) != 1 || moves[0].From != "w1" || moves[0].To != "w3" || moves[0].Cause != causeMigrate || moves[0].KV != kvRestored || moves[0].Computed != 1 || moves[0].GapSeconds < 0 {
+			t.Errorf("moves %+v", moves)
+		}
+	}, well(t))
 }

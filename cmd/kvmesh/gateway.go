@@ -107,7 +107,8 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		return err
 	}
 	g := gateway{options: o, sockets: s, log: log, pick: pick, ext: ext, rel: rel}
-	g.admin.Handle("GET /v1/streams", rel.StreamsHandler())
+	g.admin.Handle("/v1/streams", rel.StreamsHandler())
+	g.admin.Handle("/v1/streams/", rel.StreamsHandler())
 	g.admin.Handle("/", extproc.AdminHandler(pick, reg))
 	return g.run(ctx)
 }
