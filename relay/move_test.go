@@ -73,12 +73,12 @@ func TestWholeGoesOn(t *testing.T) {
 					Tokens int `json:"completion_tokens"`
 				}
 			}
-			want := ""
+			var want strings.Builder
 			for i := range 10 {
-				want += word(0, i)
+				want.WriteString(word(0, i))
 			}
 			err := json.Unmarshal([]byte(got.body), &c)
-			if err != nil || got.status != 200 || len(c.Choices) != 1 || c.Choices[0].Text != want || c.Choices[0].Finish != "length" || c.Usage.Tokens != 10 || c.Object != "text_completion" {
+			if err != nil || got.status != 200 || len(c.Choices) != 1 || c.Choices[0].Text != want.String() || c.Choices[0].Finish != "length" || c.Usage.Tokens != 10 || c.Object != "text_completion" {
 				t.Errorf("after %d: %d %s, %v", at, got.status, got.body, err)
 			}
 			if got.header.Get("Content-Type") != "application/json" || got.header.Get("Content-Length") != fmt.Sprint(len(got.body)) {
@@ -261,7 +261,7 @@ func TestCannotGoOn(t *testing.T) {
 		sendJSON(w, http.StatusTooManyRequests, `{"error":{"message":"queue full"}}`)
 	}
 	unreachable := func(_ int, w http.ResponseWriter, _ *http.Request, _ string) {
-		http.Error(w, "no healthy upstream", 503)
+		http.Error(w, "no healthy upstream", http.StatusServiceUnavailable)
 	}
 	ignores := func(n int, w http.ResponseWriter, r *http.Request, _ string) {
 		generate(t, n, w, r, strings.Replace(askUsage, "{", `{"kvmesh":{"token_ids":true},`, 1), -1, nil)

@@ -78,14 +78,14 @@ func generate(t testing.TB, n int, w http.ResponseWriter, r *http.Request, body 
 		}
 		for _, c := range res.Choices {
 			next[c.Index], fresh[c.Index] = len(c.TokenIDs), true
-			text := ""
+			var text strings.Builder
 			for i, id := range c.TokenIDs {
-				if text += word(c.Index, i); id != int32(100*c.Index+i) {
+				if text.WriteString(word(c.Index, i)); id != int32(100*c.Index+i) {
 					t.Errorf("attempt %d: token %d of choice %d is %d", n, i, c.Index, id)
 				}
 			}
-			if len(text) != c.TextBytes {
-				t.Errorf("attempt %d: %d bytes of text delivered, the tokens have %d", n, c.TextBytes, len(text))
+			if len(text.String()) != c.TextBytes {
+				t.Errorf("attempt %d: %d bytes of text delivered, the tokens have %d", n, c.TextBytes, len(text.String()))
 			}
 		}
 	}
@@ -219,11 +219,11 @@ func (m *mesh) checkWhole(body string, n, tokens int, usage bool) {
 		want.usage = n * tokens
 	}
 	for c := range n {
-		text := ""
+		var text strings.Builder
 		for i := range tokens {
-			text += word(c, i)
+			text.WriteString(word(c, i))
 		}
-		want.text, want.finish = append(want.text, text), append(want.finish, "length")
+		want.text, want.finish = append(want.text, text.String()), append(want.finish, "length")
 	}
 	if fmt.Sprint(f.text, f.finish, f.usage, f.done, f.errs) != fmt.Sprint(want.text, want.finish, want.usage, 1, want.errs) || len(f.heads) != 1 {
 		m.t.Errorf("got\n%+v\nof\n%s", f, body)

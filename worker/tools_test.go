@@ -228,10 +228,10 @@ func TestToolCallsSurviveACut(t *testing.T) {
 func TestToolsRefused(t *testing.T) {
 	r, _ := startScripted(t, 3)
 	for rest, param := range map[string]string{
-		`"tools":7`:                      "tools",
-		`"tools":[{"type":"retrieval"}]`: "tools[0].type",
-		`"tools":[{"type":"function"}]`:  "tools[0].function",
-		`"tools":[{"type":"function","function":{"name":"a b"}}]`:                                                            "tools[0].function.name",
+		`"tools":7`:                                               "tools",
+		`"tools":[{"type":"retrieval"}]`:                          "tools[0].type",
+		`"tools":[{"type":"function"}]`:                           "tools[0].function",
+		`"tools":[{"type":"function","function":{"name":"a b"}}]`: "tools[0].function.name",
 		`"tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"f"}}]`:                  "tools[1].function.name",
 		`"tools":[{"type":"function","function":{"name":"f","parameters":[]}}]`:                                              "tools[0].function.parameters",
 		`"tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","properties":{}}}}]`: "tools[0].function.parameters.additionalProperties",

@@ -396,9 +396,7 @@ func TestLateWrites(t *testing.T) {
 		t.Errorf("%v writes of the successor were refused", n)
 	}
 	again := run{}
-	for _, id := range got.ids[:50] {
-		again.ids = append(again.ids, id)
-	}
+	again.ids = append(again.ids, got.ids[:50]...)
 	again.text = two.text(again.ids)
 	moved := goOn(t, two, q.body, again, "moves", "s")
 	if why := differs(moved, q.want); why != "" || moved.mode != "exact" {

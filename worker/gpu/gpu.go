@@ -321,8 +321,12 @@ func reasons(bits uint64) (out []string) {
 		bit  uint64
 		name string
 	}{
-		{swPowerCap, "sw_power_cap"}, {hwSlowdown, "hw_slowdown"}, {syncBoost, "sync_boost"},
-		{swThermal, "sw_thermal_slowdown"}, {hwThermal, "hw_thermal_slowdown"}, {hwPowerBrake, "hw_power_brake_slowdown"},
+		{swPowerCap, "sw_power_cap"},
+		{hwSlowdown, "hw_slowdown"},
+		{syncBoost, "sync_boost"},
+		{swThermal, "sw_thermal_slowdown"},
+		{hwThermal, "hw_thermal_slowdown"},
+		{hwPowerBrake, "hw_power_brake_slowdown"},
 	} {
 		if bits&r.bit != 0 {
 			out = append(out, r.name)

@@ -28,7 +28,6 @@ type fakeContext struct {
 	slots    map[int][]int32
 	closed   bool
 	batches  [][]entry
-	wanted   []int32 // last token of the sequence, per entry
 	hashes   []uint64
 	onDecode func(batch []entry, stop func() bool) error // called first; an error is returned
 }

@@ -92,8 +92,7 @@ func (l *loop) recall(s *sequence) {
 func (l *loop) fetch(s *sequence) {
 	ids, budget := slices.Clone(s.tokens), l.g.prefillTime(len(s.tokens))
 	s.fetching = true
-	s.errand.Add(1)
-	go func() {
+	s.errand.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), budget)
 		defer cancel()
 		chain := s.params.KV.Restore(ctx, ids, budget)
@@ -103,8 +102,7 @@ func (l *loop) fetch(s *sequence) {
 		if chain.Done != nil { // the loop has ended
 			chain.Done(0, 0, nil)
 		}
-		s.errand.Done()
-	}()
+	})
 }
 
 // fetched takes what a session has found. The sequence may have left or given way

@@ -181,9 +181,9 @@ func TestSlowReaderDoesNotComeAndGo(t *testing.T) {
 // bookcase is a session that gives back what it took.
 type bookcase struct{ notebook }
 
-func (b *bookcase) Restore(_ context.Context, ids []int32, _ time.Duration) worker.KVChain {
+func (b *bookcase) Restore(ctx context.Context, ids []int32, _ time.Duration) worker.KVChain {
 	b.stored = b.upTo(len(ids) - 1)
-	return b.notebook.Restore(nil, ids, 0)
+	return b.notebook.Restore(ctx, ids, 0)
 }
 
 // TestPausedGoesOnFromItsSession: without memory for copies, what the session has

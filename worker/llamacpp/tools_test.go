@@ -262,8 +262,10 @@ func TestRealSchemaSurvivesACut(t *testing.T) {
 // serve runs a worker over the engine until the test ends and returns its URL.
 func serve(t *testing.T, e *Engine) string {
 	t.Helper()
-	s, err := worker.New(worker.Config{ID: "w", Pool: "p", Model: "m", EngineName: "llamacpp", Listen: "127.0.0.1:0", RelaySecret: "secret",
-		Open: func(context.Context, func(float64)) (worker.Engine, error) { return e, nil }})
+	s, err := worker.New(worker.Config{
+		ID: "w", Pool: "p", Model: "m", EngineName: "llamacpp", Listen: "127.0.0.1:0", RelaySecret: "secret",
+		Open: func(context.Context, func(float64)) (worker.Engine, error) { return e, nil },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

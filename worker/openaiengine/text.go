@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker"
@@ -107,9 +108,7 @@ func lengthenPrompt(kind Kind, req *openai.Request, fields map[string]json.RawMe
 // countPrompt asks for one token after a request's prompt, to know how many that has.
 func (e *Engine) countPrompt(ctx context.Context, path string, fields map[string]json.RawMessage) (int, error) {
 	ask := make(map[string]json.RawMessage, len(fields))
-	for name, raw := range fields {
-		ask[name] = raw
-	}
+	maps.Copy(ask, fields)
 	for _, name := range []string{"stream_options", "max_completion_tokens", "stop"} {
 		delete(ask, name)
 	}
