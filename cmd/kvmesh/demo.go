@@ -33,10 +33,11 @@ func demoCommand(e *env) *cobra.Command {
 	file := ""
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Start a mesh, stream an answer, kill the worker that gave it, ask again",
+		Short: "Start a mesh, stream an answer, kill its worker and watch it go on",
 		Long: `Start the mesh of examples/quickstart.yaml (or -f), stream an answer through Envoy,
-show the workers with their weights as Envoy has them, kill the worker that answered
-with SIGKILL, and ask again. Everything is stopped at the end.`,
+show the workers with their weights as Envoy has them, kill a worker with SIGKILL in the
+middle of an answer, show how the answer goes on elsewhere, and ask again. Everything is
+stopped at the end.`,
 		Example: "  kvmesh demo\n  kvmesh demo -f examples/sim.yaml",
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return runDemo(c.Context(), e, file) },
@@ -44,6 +45,9 @@ with SIGKILL, and ask again. Everything is stopped at the end.`,
 	c.Flags().StringVarP(&file, "file", "f", "", "policy file (default: the quick start's, built in)")
 	return c
 }
+
+// demoPrompt is what the demo asks.
+const demoPrompt = "The three primary colors are"
 
 // demo is one run: a `kvmesh up` as a child, and what its ready line said.
 type demo struct {
@@ -113,15 +117,16 @@ func (d *demo) show(ctx context.Context) error {
 	} else {
 		d.say("The model, %s, is a base model: it goes on with a text and does not chat.", list[0].Model)
 	}
-	served, err := d.ask(ctx, "The three primary colors are")
-	if err != nil {
+	if _, err := d.ask(ctx, demoPrompt); err != nil {
 		return err
 	}
 	d.say("The workers, as Envoy's admin port %s shows them:", d.mesh.Admin)
 	if err := d.table(ctx); err != nil {
 		return err
 	}
-	if err := d.kill(ctx, served); err != nil {
+	d.say("Now the same question, and its worker is killed in the middle of the answer (`kvmesh drill kill`):")
+	killed, err := d.drill(ctx, list[0].Model)
+	if err != nil {
 		return err
 	}
 	again, err := d.ask(ctx, "The capital of Italy is")
@@ -129,7 +134,7 @@ func (d *demo) show(ctx context.Context) error {
 		return fmt.Errorf("request after the kill: %w", err)
 	}
 	// By now the killed worker may be up again, so nothing is said of how it is.
-	d.say("%s was killed, and %s answered. kvmesh up starts %s again by itself; until it is\n  ready, the others take its requests. The workers, as Envoy shows them now:", served, again, served)
+	d.say("%s was killed, and %s answered. kvmesh up starts %s again by itself; until it is\n  ready, the others take its requests. The workers, as Envoy shows them now:", killed, again, killed)
 	if err := d.table(ctx); err != nil {
 		return err
 	}
@@ -286,6 +291,27 @@ func (d *demo) workers(ctx context.Context) ([]fleet.WorkerView, error) {
 	return list, nil
 }
 
+// drill has the kill drill run, prints what it found and returns who was killed.
+func (d *demo) drill(ctx context.Context, model string) (killed string, err error) {
+	view, err := askMesh(ctx, d.mesh.API)
+	if err != nil {
+		return "", err
+	}
+	r, err := (&driller{
+		mesh:   runningMesh{readyLine: d.mesh, Gateway: view.Gateway},
+		client: fleet.NewClient(d.mesh.API),
+		note:   func(format string, args ...any) { fmt.Fprintf(d.e.stdout, "  "+format+"\n", args...) },
+	}).run(ctx, drillOptions{fault: faultKill, prompt: demoPrompt, model: model, tokens: 40, at: 15})
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintln(d.e.stdout)
+	for line := range strings.Lines(r.text(demoPrompt)) {
+		fmt.Fprint(d.e.stdout, "  "+line)
+	}
+	return r.From, r.failure()
+}
+
 // table prints Envoy's own view of the endpoints.
 func (d *demo) table(ctx context.Context) error {
 	clusters, err := admin.NewClient(d.mesh.Admin).Clusters(ctx, "^"+names.PoolPrefix)
@@ -298,22 +324,4 @@ func (d *demo) table(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// kill sends SIGKILL to a worker's process.
-func (d *demo) kill(ctx context.Context, id string) error {
-	list, err := d.workers(ctx)
-	if err != nil {
-		return err
-	}
-	for _, w := range list {
-		if w.ID == id && w.PID > 0 {
-			d.say("kill -9 %d (%s)", w.PID, id)
-			if err := syscall.Kill(int(w.PID), syscall.SIGKILL); err != nil {
-				return fmt.Errorf("kill %s: %w", id, err)
-			}
-			return nil
-		}
-	}
-	return fmt.Errorf("worker %q that answered is not in the list", id)
 }

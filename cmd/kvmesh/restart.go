@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -61,10 +58,5 @@ func order(ctx context.Context, socket, path string) error {
 	if resp.StatusCode < 300 {
 		return nil
 	}
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // only for the message
-	var answer struct{ Error struct{ Message string } }
-	if json.Unmarshal(body, &answer) != nil || answer.Error.Message == "" {
-		return fmt.Errorf("status %d", resp.StatusCode)
-	}
-	return errors.New(answer.Error.Message)
+	return answerError(resp)
 }

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+// Faults of a drill.
+const (
+	faultKill    = "kill"
+	faultHang    = "hang"
+	faultDrain   = "drain"
+	faultCorrupt = "corrupt"
+	faultSlow    = "slow"
+	faultZone    = "zone"
+)
+
+func faultNames() []string {
+	return []string{faultKill, faultHang, faultDrain, faultCorrupt, faultSlow, faultZone}
+}
+
+// harm does one fault and sets right what can be.
+type harm struct {
+	d      *driller
+	fault  string
+	list   []fleet.WorkerView
+	worker string    // that it was done to
+	at     time.Time // when
+	undos  []func()  // last first
+}
+
+// undo sets right what can be. It may be called more than once.
+func (h *harm) undo() {
+	for _, f := range slices.Backward(h.undos) {
+		f()
+	}
+	h.undos = nil
+}
+
+// do harms the worker that gives the answer now.
+func (h *harm) do(ctx context.Context, got *heard) error {
+	h.worker = got.worker
+	if v, ok := h.d.look(ctx, got.stream); ok {
+		h.worker = v.Worker
+	}
+	i := slices.IndexFunc(h.list, func(w fleet.WorkerView) bool { return w.ID == h.worker })
+	if i < 0 {
+		return fmt.Errorf("worker %q gives the answer, and the control plane does not know it", h.worker)
+	}
+	w := h.list[i]
+	if h.fault != faultDrain && w.PID <= 0 {
+		return withHint(fmt.Errorf("%s runs on another machine: %s cannot be done to it from here", w.ID, h.fault), "`kvmesh drill drain` needs no process of this machine")
+	}
+	defer func() { h.at = time.Now() }()
+	switch h.fault {
+	case faultKill:
+		h.d.note("kill -9 %d (%s)", w.PID, w.ID)
+		return h.signal(w, syscall.SIGKILL)
+	case faultHang:
+		h.d.note("kill -STOP %d (%s)", w.PID, w.ID)
+		h.undos = append(h.undos, func() { _ = h.signal(w, syscall.SIGCONT) }) // it may have been killed meanwhile
+		return h.signal(w, syscall.SIGSTOP)
+	case faultDrain:
+		h.d.note("drain %s", w.ID)
+		return h.drain(ctx, w)
+	case faultCorrupt:
+		return h.corrupt(w)
+	case faultSlow:
+		h.d.note("%s (process %d) runs a tenth of the time now", w.ID, w.PID)
+		h.slow(w)
+		return nil
+	}
+	return h.zone(w)
+}
+
+// signal sends a worker's process a signal.
+func (h *harm) signal(w fleet.WorkerView, s syscall.Signal) error {
+	if err := syscall.Kill(int(w.PID), s); err != nil {
+		return fmt.Errorf("signal %v to process %d of %s: %w", s, w.PID, w.ID, err)
+	}
+	return nil
+}
+
+func (h *harm) drain(ctx context.Context, w fleet.WorkerView) error {
+	h.undos = append(h.undos, func() {
+		if err := h.d.client.Drain(context.WithoutCancel(ctx), w.ID, false); err != nil {
+			h.d.note("%s is still drained: %v", w.ID, err)
+		}
+	})
+	return h.d.client.Drain(ctx, w.ID, true)
+}
+
+// zone kills all workers of the worker's zone.
+func (h *harm) zone(of fleet.WorkerView) error {
+	var errs []error
+	for _, w := range h.list {
+		if w.Zone == of.Zone && w.PID > 0 {
+			h.d.note("kill -9 %d (%s, zone %s)", w.PID, w.ID, w.Zone)
+			errs = append(errs, h.signal(w, syscall.SIGKILL))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// slow lets the worker run for 20 ms of every 200 ms until it is undone.
+func (h *harm) slow(w fleet.WorkerView) {
+	stop := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		defer func() { _ = h.signal(w, syscall.SIGCONT) }() // it may be gone
+		for {
+			for _, turn := range []struct {
+				signal syscall.Signal
+				length time.Duration
+			}{{syscall.SIGSTOP, 180 * time.Millisecond}, {syscall.SIGCONT, 20 * time.Millisecond}} {
+				_ = h.signal(w, turn.signal) // it may be gone
+				select {
+				case <-stop:
+					return
+				case <-time.After(turn.length):
+				}
+			}
+		}
+	})
+	h.undos = append(h.undos, func() { close(stop); done.Wait() })
+}
+
+// corrupt flips a byte in the middle of everything that is stored of KV, then kills
+// the worker: whoever goes on must find that out and compute it anew.
+func (h *harm) corrupt(w fleet.WorkerView) error {
+	if h.d.mesh.KVDir == "" {
+		return withHint(errors.New("where the workers keep their KV is not known"), "run the drill in the folder of `kvmesh up`, with Mesh.spec.kv.dir not off")
+	}
+	n := 0
+	err := filepath.WalkDir(h.d.mesh.KVDir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return nil // removed meanwhile
+		}
+		if flip(path) == nil {
+			n++
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("spoil the stored KV: %w", err)
+	}
+	h.d.note("%d files of KV spoiled; kill -9 %d (%s)", n, w.PID, w.ID)
+	return h.signal(w, syscall.SIGKILL)
+}
+
+// flip changes one byte in the middle of a file.
+func flip(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return err
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], info.Size()/2); err != nil {
+		return err
+	}
+	b[0] ^= 0x55
+	_, err = f.WriteAt(b[:], info.Size()/2)
+	return err
+}
