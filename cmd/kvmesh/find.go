@@ -72,7 +72,7 @@ func (f meshFlags) find(e *env) (runningMesh, error) {
 	if err != nil {
 		return m, withHint(err, "start one with `"+e.self()+" up -f FILE`, or name a control plane with --api URL or KVMESH_API")
 	}
-	m.API, m.OpenAI, m.PID = last.API, last.OpenAI, last.PID
+	m.API, m.OpenAI, m.PID, m.RunDir, m.KVDir = last.API, last.OpenAI, last.PID, last.RunDir, last.KVDir
 	m.Admin, m.Gateway = cmp.Or(m.Admin, last.Admin), cmp.Or(m.Gateway, last.Gateway)
 	return m, nil
 }
