@@ -29,7 +29,11 @@ func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duratio
 	f := s.find(ctx, ids)
 	s.next, s.parent, s.tailTo = f.chain, f.parent, f.chain
 	if f.bytes == 0 {
-		s.k.metrics.restores.WithLabelValues("miss").Inc()
+		result := "miss"
+		if ctx.Err() != nil {
+			result = "late" // or the client has left
+		}
+		s.k.metrics.restores.WithLabelValues(result).Inc()
 		return worker.KVChain{}
 	}
 	// What is restored has not to be prefilled; the rest takes its time either way.
@@ -128,7 +132,10 @@ func (s *session) note(op string, err error) {
 		s.k.cfg.Log.Warn("stored KV is refused", "reason", r.Reason, "detail", r.Detail)
 		return
 	}
-	s.k.metrics.failed.WithLabelValues(op).Inc()
+	// That a look-up takes too long, or that nobody waits for it, is no failure.
+	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+		s.k.metrics.failed.WithLabelValues(op).Inc()
+	}
 	s.k.cfg.Log.Debug("look up KV", "op", op, "err", err)
 }
 

@@ -21,42 +21,72 @@ const patience = 2 * time.Minute
 // should hold at least two sequences at once, a queue of at most 64, and a context
 // of 64 to 8192 tokens, and generate for at least 48 tokens when IgnoreEOS is set.
 func Run(t *testing.T, newEngine func(t testing.TB) worker.Engine) {
-	for _, c := range []struct {
-		name string
-		run  func(*suite)
-	}{
-		{"Model", (*suite).describes},
-		{"TokenizePrompts", (*suite).tokenizesPrompts},
-		{"TokenizeChat", (*suite).tokenizesChat},
-		{"RefusesForeignIDs", (*suite).refusesForeignIDs},
-		{"RefusesLongPrompts", (*suite).refusesLongPrompts},
-		{"MaxTokens", (*suite).maxTokens},
-		{"ContextEnd", (*suite).contextEnd},
-		{"Deterministic", (*suite).deterministic},
-		{"SampledByKey", (*suite).sampledByKey},
-		{"Logprobs", (*suite).logprobs},
-		{"BreakFrees", (*suite).breakFrees},
-		{"CancelFrees", (*suite).cancelFrees},
-		{"CancelWhileWaiting", (*suite).cancelWhileWaiting},
-		{"Concurrent", (*suite).concurrent},
-		{"SlowConsumer", (*suite).slowConsumer},
-		{"QueueFull", (*suite).queueFull},
-		{"Resume", (*suite).resumes},
-		{"Restore", (*suite).restores},
-		{"CorruptKV", (*suite).corruptKV},
-		{"CloseTwice", (*suite).closeTwice},
-	} {
+	run(t, newEngine, false)
+}
+
+// RunShared is Run with one engine for all cases but those that close it, for engines
+// that take long to load. A case that leaves something behind fails a later one.
+func RunShared(t *testing.T, newEngine func(t testing.TB) worker.Engine) {
+	run(t, newEngine, true)
+}
+
+func run(t *testing.T, newEngine func(t testing.TB) worker.Engine, shared bool) {
+	begin := func(t *testing.T) worker.Engine {
+		e := newEngine(t)
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+		return e
+	}
+	var one worker.Engine
+	if shared {
+		one = begin(t)
+	}
+	for _, c := range cases() {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			s := &suite{T: t, e: newEngine(t), ctx: ctx}
-			t.Cleanup(func() {
-				if err := s.e.Close(); err != nil {
-					t.Errorf("Close: %v", err)
-				}
-			})
+			s := &suite{T: t, e: one, ctx: ctx}
+			if !shared || c.closes {
+				s.e = begin(t)
+			}
 			c.run(s)
 		})
+	}
+}
+
+// suiteCase is one of the cases.
+type suiteCase struct {
+	name   string
+	run    func(*suite)
+	closes bool // the engine
+}
+
+func cases() []suiteCase {
+	open := func(name string, run func(*suite)) suiteCase { return suiteCase{name, run, false} }
+	return []suiteCase{
+		open("Model", (*suite).describes),
+		open("TokenizePrompts", (*suite).tokenizesPrompts),
+		open("TokenizeChat", (*suite).tokenizesChat),
+		open("RefusesForeignIDs", (*suite).refusesForeignIDs),
+		open("RefusesLongPrompts", (*suite).refusesLongPrompts),
+		open("MaxTokens", (*suite).maxTokens),
+		open("ContextEnd", (*suite).contextEnd),
+		open("Deterministic", (*suite).deterministic),
+		open("SampledByKey", (*suite).sampledByKey),
+		open("Logprobs", (*suite).logprobs),
+		open("BreakFrees", (*suite).breakFrees),
+		open("CancelFrees", (*suite).cancelFrees),
+		open("CancelWhileWaiting", (*suite).cancelWhileWaiting),
+		open("Concurrent", (*suite).concurrent),
+		open("SlowConsumer", (*suite).slowConsumer),
+		open("QueueFull", (*suite).queueFull),
+		open("Resume", (*suite).resumes),
+		open("Restore", (*suite).restores),
+		open("CorruptKV", (*suite).corruptKV),
+		{"CloseTwice", (*suite).closeTwice, true},
 	}
 }
 

@@ -56,7 +56,7 @@ func TestConformanceFake(t *testing.T) {
 
 func TestConformanceReal(t *testing.T) {
 	cfg := realConfig(t)
-	enginetest.Run(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
+	enginetest.RunShared(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
 }
 
 // tinyConfig is realConfig with the tiny model. It needs the libraries only.

@@ -164,32 +164,34 @@ func wantValid(t *testing.T, schema, answer string) {
 // after any of its tokens still follows it.
 func TestRealGrammar(t *testing.T) {
 	cfg := realConfig(t)
+	cfg.MaxSeqs, cfg.Cells = 10, 1024 // all at once: a batch costs little more than a token
 	e := openReal(t, cfg)
 	prompt := tokenize(t, e, "Answer in JSON:\n")
-	ended := 0
-	for name, schema := range realSchemas {
-		t.Run(name, func(t *testing.T) {
-			g := realGrammar(t, schema)
+	var ended atomic.Int64
+	t.Run("schemas", func(t *testing.T) {
+		for name, schema := range realSchemas {
 			for seed, temperature := range []float64{0, 1.5} {
-				p := worker.Params{MaxTokens: 60, TopP: 1, TopLogprobs: -1, Temperature: temperature, Seed: uint64(seed), Grammar: g}
-				toks, text := constrained(t, e, prompt, p)
-				last := toks[len(toks)-1]
-				if last.Finish != "stop" {
-					if last.Finish != "length" || len(toks) != 60 {
-						t.Errorf("temperature %g: %d tokens, finish %q", temperature, len(toks), last.Finish)
+				t.Run(fmt.Sprintf("%s at %g", name, temperature), func(t *testing.T) {
+					t.Parallel()
+					p := worker.Params{MaxTokens: 60, TopP: 1, TopLogprobs: -1, Temperature: temperature, Seed: uint64(seed), Grammar: realGrammar(t, schema)}
+					toks, text := constrained(t, e, prompt, p)
+					if last := toks[len(toks)-1]; last.Finish != "stop" {
+						if last.Finish != "length" || len(toks) != 60 {
+							t.Errorf("%d tokens, finish %q", len(toks), last.Finish)
+						}
+						return
 					}
-					continue
-				}
-				ended++
-				wantValid(t, schema, text)
-				if seed == 1 {
-					testRealGrammarResume(t, e, prompt, p, toks, schema)
-				}
+					ended.Add(1)
+					wantValid(t, schema, text)
+					if seed == 1 {
+						testRealGrammarResume(t, e, prompt, p, toks, schema)
+					}
+				})
 			}
-		})
-	}
-	if ended < 4 {
-		t.Errorf("only %d answers ended by themselves, the rest shows little", ended)
+		}
+	})
+	if n := ended.Load(); n < 4 {
+		t.Errorf("only %d answers ended by themselves, the rest shows little", n)
 	}
 	for _, bad := range []string{"root ::= root \"a\"", "nothing", "root ::= missing"} {
 		if err := e.Constrain(bad); err == nil {

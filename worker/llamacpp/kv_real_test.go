@@ -27,7 +27,7 @@ func TestRealResume(t *testing.T) {
 		return out
 	}
 	for _, temperature := range []float64{0, 0.8} {
-		p := worker.Params{MaxTokens: 60, TopP: 0.95, TopLogprobs: -1, IgnoreEOS: true, Temperature: temperature, Seed: 3, Presence: 0.2}
+		p := worker.Params{MaxTokens: 40, TopP: 0.95, TopLogprobs: -1, IgnoreEOS: true, Temperature: temperature, Seed: 3, Presence: 0.2}
 		want := run(one, ids, p)
 		book := &notebook{every: 7}
 		whole := p
@@ -38,7 +38,7 @@ func TestRealResume(t *testing.T) {
 		if book.fail != nil {
 			t.Fatal(book.fail)
 		}
-		for _, cut := range []int{1, 2, 19, 33, 59} {
+		for _, cut := range []int{1, 2, 19, 33, 39} {
 			next := &notebook{stored: book.upTo(len(ids) + cut)}
 			before := two.Load().PromptTokens
 			got := run(two, slices.Concat(ids, want[:cut]), resumed(p, cut, next))

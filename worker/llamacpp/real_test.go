@@ -178,8 +178,7 @@ func TestOpenBrokenModel(t *testing.T) {
 }
 
 func TestOneLibraryPerProcess(t *testing.T) {
-	cfg := realConfig(t)
-	cfg.ContextLen, cfg.Cells = 64, 64
+	cfg := tinyConfig(t)
 	openReal(t, cfg)
 	cfg.LibDir = t.TempDir()
 	_, err := Open(t.Context(), cfg)
@@ -187,7 +186,7 @@ func TestOneLibraryPerProcess(t *testing.T) {
 }
 
 func TestForeignLayoutIsRefused(t *testing.T) {
-	openReal(t, realConfig(t)) // loads the library
+	openReal(t, tinyConfig(t)) // loads the library
 	m, c := llama.ModelDefaultParams(), llama.ContextDefaultParams()
 	if err := checkLayout(m, c); err != nil {
 		t.Fatalf("the pinned pair: %v", err)
@@ -199,7 +198,7 @@ func TestForeignLayoutIsRefused(t *testing.T) {
 // TestTemplatesAgreeWithLlama compares the Jinja renderings with llama.cpp's own
 // code for templates that it knows by heart.
 func TestTemplatesAgreeWithLlama(t *testing.T) {
-	openReal(t, realConfig(t)) // loads the library
+	openReal(t, tinyConfig(t)) // loads the library
 	messages := []openai.Message{
 		{Role: "user", Content: "Hello"}, {Role: "assistant", Content: "Hi!\nHow?"}, {Role: "user", Content: "Fine, <b> & {{ you }}"},
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker"
 )
@@ -262,8 +264,15 @@ func TestRealSchemaSurvivesACut(t *testing.T) {
 // serve runs a worker over the engine until the test ends and returns its URL.
 func serve(t *testing.T, e *Engine) string {
 	t.Helper()
+	return serveKV(t, e, nil, nil)
+}
+
+// serveKV is serve with a keeper of KV and a registry of metrics, nil = none.
+func serveKV(t *testing.T, e *Engine, kv worker.KVKeeper, reg *prometheus.Registry) string {
+	t.Helper()
 	s, err := worker.New(worker.Config{
 		ID: "w", Pool: "p", Model: "m", EngineName: "llamacpp", Listen: "127.0.0.1:0", RelaySecret: "secret",
+		KV: kv, Registry: reg, SelfCheck: -1,
 		Open: func(context.Context, func(float64)) (worker.Engine, error) { return e, nil },
 	})
 	if err != nil {
