@@ -154,7 +154,7 @@ func (s *suite) contextEnd() {
 // engine that does nothing else.
 func (s *suite) deterministic() {
 	prompt := s.prompt("The quick brown fox")
-	for name, p := range map[string]worker.Params{"greedy": greedy(16), "seeded": sampled(16, 42, 0)} {
+	for name, p := range map[string]worker.Params{"greedy": greedy(10), "seeded": sampled(10, 42, 0)} {
 		one, two := ids(s.generate(prompt, p)), ids(s.generate(prompt, p))
 		if !slices.Equal(one, two) {
 			s.Errorf("%s: two runs differ:\n%v\n%v", name, one, two)
@@ -165,11 +165,11 @@ func (s *suite) deterministic() {
 // sampledByKey: seed and choice both change what is drawn.
 func (s *suite) sampledByKey() {
 	prompt := s.prompt("The quick brown fox")
-	base := ids(s.generate(prompt, sampled(24, 42, 0)))
-	if other := ids(s.generate(prompt, sampled(24, 42, 1))); slices.Equal(base, other) {
+	base := ids(s.generate(prompt, sampled(10, 42, 0)))
+	if other := ids(s.generate(prompt, sampled(10, 42, 1))); slices.Equal(base, other) {
 		s.Errorf("choices 0 and 1 give the same tokens: %v", base)
 	}
-	if other := ids(s.generate(prompt, sampled(24, 43, 0))); slices.Equal(base, other) {
+	if other := ids(s.generate(prompt, sampled(10, 43, 0))); slices.Equal(base, other) {
 		s.Errorf("seeds 42 and 43 give the same tokens: %v", base)
 	}
 }
@@ -300,9 +300,9 @@ func (s *suite) concurrent() {
 	for i := range n {
 		prompt := s.prompt(strings.Repeat("number ", i+1))
 		wg.Go(func() {
-			out, err := s.collect(prompt, sampled(8+i, uint64(i), 0))
-			if err != nil || len(out) != 8+i {
-				s.Errorf("generation %d of %d: %d tokens, %v; want %d", i, n, len(out), err, 8+i)
+			out, err := s.collect(prompt, sampled(4+i, uint64(i), 0))
+			if err != nil || len(out) != 4+i {
+				s.Errorf("generation %d of %d: %d tokens, %v; want %d", i, n, len(out), err, 4+i)
 			}
 		})
 	}

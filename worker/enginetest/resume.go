@@ -60,7 +60,7 @@ func (s *suite) resumes() {
 		s.Skip("the engine cannot resume")
 	}
 	prompt := s.prompt("Once upon a time in a small town")
-	p := greedy(10)
+	p := greedy(7)
 	want := ids(s.generate(prompt, p))
 	for at := 1; at < len(want); at++ {
 		given := slices.Concat(prompt, want[:at])
@@ -79,7 +79,7 @@ func (s *suite) restores() {
 		s.Skip("the engine cannot resume")
 	}
 	prompt := s.prompt("Once upon a time in a small town there was a baker who")
-	p := sampled(12, 5, 0)
+	p := sampled(9, 5, 0)
 	p.Presence = 0.3
 	book := &shelf{every: 4}
 	whole := p

@@ -56,6 +56,7 @@ func TestConformanceFake(t *testing.T) {
 
 func TestConformanceReal(t *testing.T) {
 	cfg := realConfig(t)
+	cfg.ContextLen, cfg.Cells = 96, 160 // one case fills it
 	enginetest.RunShared(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
 }
 

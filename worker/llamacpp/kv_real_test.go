@@ -11,37 +11,37 @@ import (
 
 // TestRealResume takes the KV of a running answer in ranges and goes on from it in
 // another engine: the tokens are those of the undisturbed run.
-func TestRealResume(t *testing.T) {
-	cfg := realConfig(t)
+func TestRealResume(t *testing.T) { testResume(t, realConfig(t), []int{19, 39}) }
+
+// TestTinyResume does the same at every token.
+func TestTinyResume(t *testing.T) {
+	cuts := make([]int, 39)
+	for i := range cuts {
+		cuts[i] = i + 1
+	}
+	testResume(t, tinyConfig(t), cuts)
+}
+
+func testResume(t *testing.T, cfg Config, cuts []int) {
 	cfg.ContextLen, cfg.Cells, cfg.MaxSeqs = 1024, 1024, 2
 	one, two := openReal(t, cfg), openReal(t, cfg)
 	ids := tokenize(t, one, "The lighthouse keeper climbed the stairs every evening, and on the last night of the year he")
-	run := func(e *Engine, ids []int32, p worker.Params) []int32 {
-		var out []int32
-		for tok, err := range e.Generate(t.Context(), ids, p) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			out = append(out, tok.ID)
-		}
-		return out
-	}
 	for _, temperature := range []float64{0, 0.8} {
 		p := worker.Params{MaxTokens: 40, TopP: 0.95, TopLogprobs: -1, IgnoreEOS: true, Temperature: temperature, Seed: 3, Presence: 0.2}
-		want := run(one, ids, p)
+		want := generated(t, one, ids, p)
 		book := &notebook{every: 7}
 		whole := p
 		whole.KV = book
-		if got := run(one, ids, whole); !slices.Equal(got, want) {
+		if got := generated(t, one, ids, whole); !slices.Equal(got, want) {
 			t.Fatalf("copying KV changed the answer: %v, want %v", got, want)
 		}
 		if book.fail != nil {
 			t.Fatal(book.fail)
 		}
-		for _, cut := range []int{1, 2, 19, 33, 39} {
+		for _, cut := range cuts {
 			next := &notebook{stored: book.upTo(len(ids) + cut)}
 			before := two.Load().PromptTokens
-			got := run(two, slices.Concat(ids, want[:cut]), resumed(p, cut, next))
+			got := generated(t, two, slices.Concat(ids, want[:cut]), resumed(p, cut, next))
 			if !slices.Equal(got, want[cut:]) {
 				t.Errorf("temperature %g, cut at %d: %v, want %v", temperature, cut, got, want[cut:])
 			}
