@@ -34,8 +34,9 @@
 // says others, the stream is refused.
 //
 // Other servers give no ids, so the relay sends the delivered text (text.go). It is put
-// behind a text prompt, or becomes the beginning of the assistant's message where the
-// server can go on with one: llama-server does by itself, vLLM and SGLang when told so.
+// behind a text prompt, which llama-server also makes of a chat (/apply-template), or
+// becomes the beginning of the assistant's message where the server can go on with one:
+// vLLM and SGLang.
 // How many tokens it has the server says in the usage of two requests of one token
 // each, which it prefills once.
 //

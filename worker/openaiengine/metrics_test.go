@@ -17,14 +17,13 @@ func TestReadsEveryServersMetrics(t *testing.T) {
 		kind Kind
 		load worker.Load
 	}{
-		"vllm.txt":         {VLLM, worker.Load{Running: 5, Waiting: 4, KVUsage: 0.75, PromptTokens: 12000, GenTokens: 3456}},
-		"vllm-old.txt":     {VLLM, worker.Load{Running: 1, KVUsage: 0.5}},
-		"sglang.txt":       {SGLang, worker.Load{Running: 162, Waiting: 2826, KVUsage: 0.28, PromptTokens: 8128, GenTokens: 7557}},
-		"tgi.txt":          {TGI, worker.Load{Running: 4, Waiting: 7, PromptTokens: 900, GenTokens: 8123}},
-		"trtllm.txt":       {TRTLLM, worker.Load{Running: 6, Waiting: 1, KVUsage: 0.62}},
-		"triton.txt":       {Triton, worker.Load{Running: 4, Waiting: 3, MaxRunning: 512, KVUsage: 0.6}},
-		"triton-old.txt":   {Triton, worker.Load{Running: 4, Waiting: 5, MaxRunning: 512}},
-		"llama-server.txt": {LlamaCP, worker.Load{Running: 2, Waiting: 1, PromptTokens: 5000, GenTokens: 2500}},
+		"vllm.txt":       {VLLM, worker.Load{Running: 5, Waiting: 4, KVUsage: 0.75, PromptTokens: 12000, GenTokens: 3456}},
+		"vllm-old.txt":   {VLLM, worker.Load{Running: 1, KVUsage: 0.5}},
+		"sglang.txt":     {SGLang, worker.Load{Running: 162, Waiting: 2826, KVUsage: 0.28, PromptTokens: 8128, GenTokens: 7557}},
+		"tgi.txt":        {TGI, worker.Load{Running: 4, Waiting: 7, PromptTokens: 900, GenTokens: 8123}},
+		"trtllm.txt":     {TRTLLM, worker.Load{Running: 6, Waiting: 1, KVUsage: 0.62}},
+		"triton.txt":     {Triton, worker.Load{Running: 4, Waiting: 3, MaxRunning: 512, KVUsage: 0.6}},
+		"triton-old.txt": {Triton, worker.Load{Running: 4, Waiting: 5, MaxRunning: 512}},
 	}
 	pages, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(pages) != len(want) {

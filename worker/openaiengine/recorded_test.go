@@ -28,6 +28,10 @@ func recordings() []recorded {
 			folder: "vllm-0.32.0", model: "gemma", context: 2048, ids: true,
 			load: worker.Load{Running: 8, Waiting: 2, MaxRunning: 256, KVUsage: 0.0010986663411358677, PromptTokens: 1654, GenTokens: 1888},
 		},
+		{
+			folder: "llama-server-11434", model: "gemma", context: 2048,
+			load: worker.Load{Running: 2, Waiting: 1, MaxRunning: 2, KVUsage: 19.0 / 4096, PromptTokens: 47, GenTokens: 24},
+		},
 	}
 }
 
@@ -54,7 +58,7 @@ func pageOf(path string) string {
 
 // serve answers as the server did.
 func (r recorded) serve(t *testing.T) *httptest.Server {
-	pages := map[string]string{"/v1/models": "models.json", "/metrics": "metrics.txt", "/slots": "slots.json", "/tokenize": "tokenize.json", "/detokenize": "detokenize.json"}
+	pages := map[string]string{"/v1/models": "models.json", "/metrics": "metrics.txt", "/slots": "slots.json", "/apply-template": "apply-template.json", "/tokenize": "tokenize.json", "/detokenize": "detokenize.json"}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		name, kind := pages[req.URL.Path], "application/json"
 		if page := pageOf(req.URL.Path); page != "" {

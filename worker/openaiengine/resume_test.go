@@ -66,8 +66,14 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"data":[{"id":"vendor/model","max_model_len":512}]}`)
 	case r.URL.Path == "/metrics":
 		fmt.Fprint(w, f.metrics)
-	case ask.Model != "vendor/model":
+	case ask.Model != "vendor/model" && r.URL.Path != "/apply-template":
 		http.NotFound(w, r)
+	case r.URL.Path == "/apply-template":
+		var b []byte
+		for _, id := range ids {
+			b = append(b, byte(id))
+		}
+		_ = json.NewEncoder(w).Encode(map[string]string{"prompt": string(b)})
 	case noIDs && strings.HasSuffix(r.URL.Path, "tokenize"):
 		http.NotFound(w, r)
 	case r.URL.Path == "/tokenize":

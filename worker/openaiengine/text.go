@@ -35,16 +35,23 @@ func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded) (*c
 		return nil, err
 	}
 	delete(fields, "return_token_ids")
+	lengthen := func() error { return lengthenPrompt(kind, f.Request, fields, c.delivered.Text) }
+	switch {
+	case f.Endpoint == openai.Chat && kind == LlamaCP:
+		text, err := e.applyTemplate(ctx, fields)
+		if err != nil {
+			return nil, err
+		}
+		c.path = string(openai.Completions)
+		lengthen = func() error { return setPrompt(fields, text+c.delivered.Text) }
+	case f.Endpoint == openai.Chat:
+		lengthen = func() error { return beginMessage(kind, fields, c.delivered.Text) }
+	}
 	var err error
 	if c.prompt, err = e.countPrompt(ctx, c.path, fields); err != nil {
 		return nil, err
 	}
-	if f.Endpoint == openai.Chat {
-		err = beginMessage(kind, fields, c.delivered.Text)
-	} else {
-		err = lengthenPrompt(kind, f.Request, fields, c.delivered.Text)
-	}
-	if err != nil {
+	if err := lengthen(); err != nil {
 		return nil, err
 	}
 	all, err := e.countPrompt(ctx, c.path, fields)
@@ -53,6 +60,29 @@ func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded) (*c
 	}
 	c.given = max(all-c.prompt, 1)
 	return c, c.finish(e, fields)
+}
+
+// applyTemplate turns a chat into the prompt of a completion, as llama-server makes it.
+// That can go on with a message in its chat endpoint too, but some builds then say the
+// beginning again and some do not.
+func (e *Engine) applyTemplate(ctx context.Context, fields map[string]json.RawMessage) (string, error) {
+	ask := map[string]json.RawMessage{"messages": fields["messages"]}
+	if raw, ok := fields["chat_template_kwargs"]; ok {
+		ask["chat_template_kwargs"] = raw
+	}
+	var answer struct{ Prompt string }
+	if err := e.ask(ctx, "/apply-template", ask, &answer); err != nil {
+		return "", err
+	}
+	delete(fields, "messages")
+	return answer.Prompt, setPrompt(fields, answer.Prompt)
+}
+
+// setPrompt sets the prompt of a completion.
+func setPrompt(fields map[string]json.RawMessage, prompt any) error {
+	raw, err := json.Marshal(prompt)
+	fields["prompt"] = raw
+	return err
 }
 
 // beginMessage makes the text the beginning of the assistant's message.
@@ -65,13 +95,10 @@ func beginMessage(kind Kind, fields map[string]json.RawMessage, text string) err
 	if len(messages) > 0 && json.Unmarshal(messages[len(messages)-1], &last) == nil && last.Role == "assistant" {
 		return refuse("its last message is the assistant's already")
 	}
-	switch kind {
-	case LlamaCP: // continues an assistant's last message by itself
-	case VLLM, SGLang:
-		fields["continue_final_message"], fields["add_generation_prompt"] = []byte("true"), []byte("false")
-	default:
+	if kind != VLLM && kind != SGLang {
 		return refuse("the server cannot continue a message")
 	}
+	fields["continue_final_message"], fields["add_generation_prompt"] = []byte("true"), []byte("false")
 	raw, err := json.Marshal(map[string]string{"role": "assistant", "content": text})
 	if err != nil {
 		return err
@@ -100,9 +127,7 @@ func lengthenPrompt(kind Kind, req *openai.Request, fields map[string]json.RawMe
 		}
 		prompt = append(mixed, text)
 	}
-	raw, err := json.Marshal(prompt)
-	fields["prompt"] = raw
-	return err
+	return setPrompt(fields, prompt)
 }
 
 // countPrompt asks for one token after a request's prompt, to know how many that has.
