@@ -26,7 +26,6 @@ type hunt struct {
 	broken int       // those of them that broke off, and did not just refuse
 	since  time.Time // that nobody gives the answer; zero while somebody does
 	asked  int       // others asked because of the same silence, without success
-	target string    // of the move that an operator asked for, "" = whoever is best
 
 	delivered bool    // the client has its answer
 	last      outcome // of the last attempt that failed
