@@ -96,10 +96,10 @@ func (l *loop) fetch(s *sequence) {
 		ctx, cancel := context.WithTimeout(context.Background(), budget)
 		defer cancel()
 		chain := s.params.KV.Restore(ctx, ids, budget)
-		if l.send(func(l *loop) { l.fetched(s, chain) }) {
-			return
-		}
-		if chain.Done != nil { // the loop has ended
+		taken := make(chan struct{})
+		if l.send(func(l *loop) { l.fetched(s, chain); close(taken) }) {
+			<-taken // whoever waits for the errand waits for that, too
+		} else if chain.Done != nil { // the loop has ended
 			chain.Done(0, 0, nil)
 		}
 	})
@@ -108,7 +108,6 @@ func (l *loop) fetch(s *sequence) {
 // fetched takes what a session has found. The sequence may have left or given way
 // again in the meantime.
 func (l *loop) fetched(s *sequence, chain worker.KVChain) {
-	defer s.errand.Done()
 	s.fetching, s.stored = false, chain
 	if s.slot < 0 {
 		s.forget()
