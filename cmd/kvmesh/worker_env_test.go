@@ -3,6 +3,7 @@ package main
 import (
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -120,6 +121,33 @@ func TestWorkerVariablesAreDocumented(t *testing.T) {
 		}
 		if f := workerFlagSet(t).Lookup(v.flag); f == nil {
 			t.Errorf("%s stands for --%s, which does not exist", v.name, v.flag)
+		}
+	}
+}
+
+// Without a choice of the user's, a checkpoint in memory follows every token.
+func TestCheckpointEvery(t *testing.T) {
+	const memory = "/dev/shm"
+	if !inMemory(memory) {
+		t.Skip("this system has no shared memory at " + memory)
+	}
+	for _, c := range []struct {
+		name, dir string
+		args      []string
+		want      int
+	}{
+		{"memory", memory, nil, 1},
+		{"memory, chosen", memory, []string{"--checkpoint-interval", "16"}, 16},
+		{"elsewhere", "/nowhere", nil, 16},
+		{"nothing kept", "", nil, 16},
+	} {
+		f := workerFlagSet(t, c.args...).Lookup("checkpoint-interval")
+		n, err := strconv.Atoi(f.Value.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := checkpointEvery(f, n, c.dir); got != c.want {
+			t.Errorf("%s: every %d tokens, want %d", c.name, got, c.want)
 		}
 	}
 }
