@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -62,9 +63,15 @@ type scanner struct {
 	dec   *jsontext.Decoder
 	src   bytes.Buffer
 	data  []byte // of the event
+	base  int    // where in data the decoder began
 	view  chunkView
 	edits []edit // that remove what only the relay asked for, in order
 	ids   []int32
+
+	// What stands before and behind the choices, the brackets included, is mostly the same
+	// in all events: then only the choices are read.
+	head, tail []byte
+	frame      chunkView // of the event from which they are
 }
 
 // errNoChunk says that an event's data is no object with choices of a known shape.
@@ -72,22 +79,60 @@ var errNoChunk = errors.New("not an OpenAI chunk")
 
 // scan reads one event's data.
 func (s *scanner) scan(data []byte) (*chunkView, error) {
-	s.data = data
-	s.src = *bytes.NewBuffer(data) // the decoder reads such a buffer in place
+	s.data, s.edits, s.ids = data, s.edits[:0], s.ids[:0]
+	if len(s.head) > 0 && len(data) > len(s.head)+len(s.tail) && bytes.HasPrefix(data, s.head) && bytes.HasSuffix(data, s.tail) {
+		s.view = chunkView{id: s.frame.id, created: s.frame.created, model: s.frame.model, fingerprint: s.frame.fingerprint, choices: s.view.choices[:0]}
+		s.begin(len(s.head)-1, len(data)-len(s.tail)+1)
+		if s.readChoices() == nil && s.atEnd() {
+			return &s.view, nil
+		}
+		s.edits, s.ids = s.edits[:0], s.ids[:0]
+	}
+	s.view = chunkView{choices: s.view.choices[:0]}
+	s.begin(0, len(data))
+	if _, err := s.object(s.member); err != nil {
+		return nil, err
+	}
+	if !s.atEnd() {
+		return nil, errNoChunk
+	}
+	s.remember(data)
+	return &s.view, nil
+}
+
+// begin sets the decoder to a part of the data.
+func (s *scanner) begin(from, to int) {
+	s.base = from
+	s.src = *bytes.NewBuffer(s.data[from:to]) // the decoder reads such a buffer in place
 	if s.dec == nil {
 		s.dec = jsontext.NewDecoder(&s.src, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	} else {
 		s.dec.Reset(&s.src, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	}
-	s.view = chunkView{choices: s.view.choices[:0]}
-	s.edits, s.ids = s.edits[:0], s.ids[:0]
-	if _, err := s.object(s.member); err != nil {
-		return nil, err
+}
+
+// at is where the decoder is in the data.
+func (s *scanner) at() int { return s.base + int(s.dec.InputOffset()) }
+
+// atEnd reports whether the decoder's part was one value.
+func (s *scanner) atEnd() bool {
+	_, err := s.dec.ReadToken()
+	return errors.Is(err, io.EOF)
+}
+
+// remember keeps the frame of an event whose choices come last but for a usage of null,
+// and of which nothing outside of them is to be changed.
+func (s *scanner) remember(data []byte) {
+	v := &s.view
+	s.head = s.head[:0]
+	at := v.choicesAt
+	if at.to == 0 || v.usage.to > 0 || v.failed.to > 0 || slices.ContainsFunc(s.edits, func(e edit) bool { return e.from < at.from || e.to > at.to }) {
+		return
 	}
-	if _, err := s.dec.ReadToken(); !errors.Is(err, io.EOF) {
-		return nil, errNoChunk
+	switch tail := data[at.to-1:]; string(tail) {
+	case "]}", `],"usage":null}`:
+		s.head, s.tail, s.frame = append(s.head, data[:at.from+1]...), append(s.tail[:0], tail...), *v
 	}
-	return &s.view, nil
 }
 
 // object reads an object, each member by f, which must read the value, and returns its
@@ -96,14 +141,14 @@ func (s *scanner) object(f func(name []byte) (drop bool, err error)) (at span, e
 	if tok, err := s.dec.ReadToken(); err != nil || tok.Kind() != '{' {
 		return at, errNoChunk
 	}
-	kept, open, last := false, -1, int(s.dec.InputOffset())
+	kept, open, last := false, -1, s.at()
 	at.from = last - 1
 	for s.dec.PeekKind() != '}' {
 		name, err := s.dec.ReadValue()
 		if err != nil {
 			return at, err
 		}
-		from := int(s.dec.InputOffset()) - len(name)
+		from := s.at() - len(name)
 		if open >= 0 { // the members before went, up to this one
 			s.edits = append(s.edits, edit{span: span{open, from}})
 			open = -1
@@ -112,7 +157,7 @@ func (s *scanner) object(f func(name []byte) (drop bool, err error)) (at span, e
 		if err != nil {
 			return at, err
 		}
-		switch to := int(s.dec.InputOffset()); {
+		switch to := s.at(); {
 		case drop && kept:
 			s.edits = append(s.edits, edit{span: span{last, to}})
 		case drop:
@@ -120,20 +165,20 @@ func (s *scanner) object(f func(name []byte) (drop bool, err error)) (at span, e
 		default:
 			kept = true
 		}
-		last = int(s.dec.InputOffset())
+		last = s.at()
 	}
 	if open >= 0 {
 		s.edits = append(s.edits, edit{span: span{open, last}})
 	}
 	_, err = s.dec.ReadToken()
-	at.to = int(s.dec.InputOffset())
+	at.to = s.at()
 	return at, err
 }
 
 // value reads any value and returns its place.
 func (s *scanner) value() (jsontext.Value, span, error) {
 	v, err := s.dec.ReadValue()
-	to := int(s.dec.InputOffset())
+	to := s.at()
 	return v, span{to - len(v), to}, err
 }
 
@@ -170,7 +215,7 @@ func (s *scanner) readChoices() error {
 	if _, err := s.dec.ReadToken(); err != nil {
 		return err
 	}
-	from := int(s.dec.InputOffset()) - 1
+	from := s.at() - 1
 	for s.dec.PeekKind() != ']' {
 		s.view.choices = append(s.view.choices, choiceView{})
 		c := &s.view.choices[len(s.view.choices)-1]
@@ -182,7 +227,7 @@ func (s *scanner) readChoices() error {
 	if _, err := s.dec.ReadToken(); err != nil {
 		return err
 	}
-	s.view.choicesAt = span{from, int(s.dec.InputOffset())}
+	s.view.choicesAt = span{from, s.at()}
 	return nil
 }
 
@@ -229,7 +274,7 @@ const mostChoices = 1024
 
 // deltaMember reads what a chat event adds to a choice.
 func (s *scanner) deltaMember(c *choiceView, name []byte) error {
-	from := int(s.dec.InputOffset()) - len(name)
+	from := s.at() - len(name)
 	v, at, err := s.value()
 	if err != nil || v[0] == 'n' {
 		return err

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/extproc"
 	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
@@ -61,6 +62,7 @@ func newParts(tb testing.TB, workers int) parts {
 		ws[i] = &fleetpb.Worker{
 			Id: fmt.Sprintf("worker-%d", i), Address: fmt.Sprintf("10.0.%d.%d:8000", i/250, i%250), Pool: "pool", Incarnation: 1,
 			Status: 1, Weight: 1000, Load: &fleetpb.Load{MaxRunning: 1 << 30},
+			Engine: "sim", Fingerprint: "f", RelayMark: fleet.RelayMark(relaySecret),
 		}
 	}
 	pick.Update(ws)

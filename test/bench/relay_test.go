@@ -23,6 +23,9 @@ import (
 	"github.com/kvmesh/kvmesh/relay"
 )
 
+// relaySecret makes the benchmark's workers ours, whose answers the relay can move.
+const relaySecret = "secret"
+
 // relayDir makes TestRelayProcess the process that is measured.
 var relayDir = flag.String("relay-dir", "", "folder of the sockets of a relay to run until stdin ends")
 
@@ -34,7 +37,7 @@ func TestRelayProcess(t *testing.T) {
 	}
 	p := newParts(t, 3)
 	r, err := relay.New(relay.Config{
-		Policy: p.set, Picker: p.pick, Held: p.held, Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
+		Policy: p.set, Picker: p.pick, Held: p.held, Registerer: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler), Secret: relaySecret,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(*relayDir, "egress"))
 		},
@@ -122,7 +125,8 @@ func startWorker(b *testing.B, sock string, tokens int, pace time.Duration) *htt
 		b.Fatal(err)
 	}
 	chunk := func(finish string) string {
-		return `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":` + finish + "}]}\n\n"
+		return `data: {"id":"cmpl-UFCLIUMNLW4VMVSQ5MQO4Q2E6C","object":"text_completion","created":1795982664,"model":"gemma-3-270m","system_fingerprint":"f1-6693b6c9",` +
+			`"choices":[{"token_ids":[2364],"index":0,"text":" the","logprobs":null,"finish_reason":` + finish + "}]}\n\n"
 	}
 	token, last := chunk("null"), chunk(`"length"`)+"data: [DONE]\n\n"
 	srv := &http.Server{Protocols: h2c(), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1000}}
