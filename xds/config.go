@@ -109,7 +109,7 @@ func New(c Config) (*ControlPlane, error) {
 	state := newState()
 	rc := registry.Config{
 		Dir: c.StateDir, Log: c.Log,
-		Alive: func(id string) bool { return state.alive(id, time.Now()) },
+		Alive: func(id string) bool { return state.holds(id, time.Now()) },
 	}
 	for _, s := range servers {
 		rc.Static = append(rc.Static, s.ID)

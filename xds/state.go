@@ -257,7 +257,17 @@ func (s *state) alive(id string, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workers[id]
-	return w != nil && w.in.Failed == "" && !w.in.Report.At.IsZero() && now.Sub(w.in.Report.At) < w.pool.health.Silence
+	return w != nil && !w.in.Report.At.IsZero() && now.Sub(w.in.Report.At) < w.pool.health.Silence
+}
+
+// holds reports whether a worker has its address for itself: it was heard of a moment
+// ago, by its reports or its registration, and nobody else was found there. What
+// others wrote about it into Redis proves nothing.
+func (s *state) holds(id string, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workers[id]
+	return w != nil && !w.origin.foreign && w.in.Failed == "" && now.Sub(w.lastSign()) < w.pool.health.Silence
 }
 
 // settled reports whether every worker that could report did, or certainly cannot.

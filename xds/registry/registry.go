@@ -78,8 +78,8 @@ type Config struct {
 	// nobody can register under them.
 	Static []string
 	Log    *slog.Logger
-	// Alive says whether a worker was heard of a moment ago otherwise than by its
-	// registration, and is certainly the one at its address. nil knows of nobody.
+	// Alive says whether a worker was heard of a moment ago and is not known to be gone
+	// from its address. nil knows of nobody.
 	// It is called with the registry's lock held.
 	Alive func(id string) bool
 }
