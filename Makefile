@@ -10,13 +10,15 @@ BENCHPKGS ?= ./...
 # not another's failure. The limit is for one that hangs.
 TIMEOUT   ?= 20m
 PKGS      ?= ./...
+CHAOS     ?= 30m
+SEED      ?= 0
 
 # A folder that is no clone, or one that git refuses to read, builds as well.
 VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients
+.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +72,9 @@ bench: tools ## benchmarks, COUNT times each; BENCH and BENCHPKGS choose, OLD=FI
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count=$(COUNT) -timeout 60m $(BENCHPKGS) >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	$(GO) tool -modfile=tools.mod benchstat $(OLD) bin/bench.txt
+
+chaos: tools ## faults of workers, network and control plane under load for CHAOS (30m); SEED repeats a schedule
+	CGO_ENABLED=0 $(GO) test ./test/chaos -count=1 -v -timeout 0 -args -chaos-for=$(CHAOS) -chaos-seed=$(SEED)
 
 check: lint race golden ## what a change must pass: lint, race, golden files, clean tree
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "kvmesh: the tree is not clean" >&2; exit 1; }

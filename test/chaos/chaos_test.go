@@ -1,0 +1,361 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/openai"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+var (
+	chaosFor  = flag.Duration("chaos-for", 20*time.Second, "how long the faults go on")
+	chaosSeed = flag.Uint64("chaos-seed", 0, "seed of the schedule; 0 takes one and says which")
+)
+
+const policyFile = `
+apiVersion: kvmesh.io/v1alpha1
+kind: Mesh
+metadata: {name: chaos}
+spec: {defaultPool: sim}
+---
+apiVersion: kvmesh.io/v1alpha1
+kind: WorkerPool
+metadata: {name: sim}
+spec:
+  engine: sim
+  model: sim-1
+  local: [{id: near-1, zone: a}, {id: near-2, zone: a}, {id: near-3, zone: b}]
+---
+apiVersion: kvmesh.io/v1alpha1
+kind: ModelRoute
+metadata: {name: sim}
+spec:
+  models: [sim-1]
+  tiers: [{pool: sim}]
+  stream: {moves: 50, wait: 60s}
+`
+
+// chaos is one run.
+type chaos struct {
+	t     *testing.T
+	m     *testmesh.Mesh
+	api   *fleet.Client
+	links map[string]*link // of the workers behind proxies
+	far   map[string]*exec.Cmd
+
+	mu      sync.Mutex
+	answers int
+	wrong   []string
+	faults  map[string]int
+}
+
+func TestChaos(t *testing.T) {
+	seed := *chaosSeed
+	if seed == 0 {
+		seed = rand.Uint64N(1 << 32)
+	}
+	t.Logf("seed %d", seed)
+	dir := t.TempDir()
+	bin, err := testmesh.Build(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), links: map[string]*link{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
+	c.api = fleet.NewClient(c.m.API)
+	for _, id := range []string{"far-1", "far-2"} {
+		c.startFar(bin, id)
+	}
+	testmesh.Eventually(t, "five workers to be healthy", 30*time.Second, func() bool { return c.healthy() == 5 })
+	want := c.references()
+	ctx, cancel := context.WithTimeout(t.Context(), *chaosFor)
+	defer cancel()
+	var clients, faults sync.WaitGroup
+	for i := range 16 {
+		clients.Go(func() { c.client(ctx, rand.New(rand.NewPCG(seed, uint64(i))), want) })
+	}
+	for i := range 2 { // at most two faults at a time
+		faults.Go(func() { c.harm(ctx, rand.New(rand.NewPCG(seed, uint64(100+i))), i) })
+	}
+	faults.Wait()
+	clients.Wait()
+	for _, w := range c.wrong {
+		t.Error(w)
+	}
+	moves := c.moves()
+	t.Logf("seed %d: %d answers, %d wrong; faults %v; %d moves", seed, c.answers, len(c.wrong), c.faults, moves)
+	if c.answers == 0 || moves == 0 {
+		t.Errorf("%d answers and %d moves: nothing was shown", c.answers, moves)
+	}
+}
+
+// startFar starts a worker behind a line that can fail.
+func (c *chaos) startFar(bin, id string) {
+	c.t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	addr := lis.Addr().String()
+	_ = lis.Close() // the worker takes it
+	c.links[id] = newLink(c.t, addr)
+	data, err := os.ReadFile(filepath.Join(c.m.Dir, ".kvmesh", "up.json"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var up struct {
+		RunDir string `json:"run_dir"`
+	}
+	if err := json.Unmarshal(data, &up); err != nil {
+		c.t.Fatal(err)
+	}
+	cmd := exec.Command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
+		"--listen", addr, "--advertise", c.links[id].lis.Addr().String(), "--control-plane", c.m.API,
+		"--kv-dir", c.m.KVDir(), "--relay-secret-file", filepath.Join(up.RunDir, "relay.secret"))
+	cmd.Stderr = c.m.Log
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Wait()
+	})
+	c.far[id] = cmd
+}
+
+func (c *chaos) healthy() (n int) {
+	list, err := c.api.Workers(c.t.Context())
+	if err != nil {
+		return 0
+	}
+	for _, w := range list {
+		if w.Status == "HEALTHY" {
+			n++
+		}
+	}
+	return n
+}
+
+// prompts is how many different questions are asked.
+const prompts = 20
+
+// body asks question n; the same question has the same answer whenever it is asked.
+func body(n int, stream bool) string {
+	return fmt.Sprintf(`{"model":"sim-1","prompt":"question %d","max_tokens":%d,"stream":%v,"ignore_eos":true,"temperature":%d,"seed":%d,"sim":{"itl_ms":20}}`,
+		n, 40+10*n, stream, n%2, n)
+}
+
+// references are the undisturbed answers.
+func (c *chaos) references() []string {
+	c.t.Helper()
+	out := make([]string, prompts)
+	var wg sync.WaitGroup
+	for n := range out {
+		wg.Go(func() {
+			text, err := c.ask(c.t.Context(), n, n%2 == 0)
+			if err != nil {
+				c.t.Errorf("undisturbed answer %d: %v", n, err)
+			}
+			out[n] = text
+		})
+	}
+	wg.Wait()
+	if c.t.Failed() {
+		c.t.FailNow()
+	}
+	return out
+}
+
+// client asks one question after the other and holds each answer against the
+// undisturbed one.
+func (c *chaos) client(ctx context.Context, r *rand.Rand, want []string) {
+	for ctx.Err() == nil {
+		n, stream := r.IntN(prompts), r.IntN(4) > 0
+		begin := time.Now()
+		// An answer that has begun is waited for, also past the end of the faults.
+		text, err := c.ask(context.WithoutCancel(ctx), n, stream)
+		if err == nil && text != want[n] {
+			same := 0
+			for same < min(len(text), len(want[n])) && text[same] == want[n][same] {
+				same++
+			}
+			err = fmt.Errorf("differs from the undisturbed answer at byte %d of %d:\n%q\n%q", same, len(want[n]), text[max(0, same-20):], want[n][max(0, same-20):])
+		}
+		c.mu.Lock()
+		c.answers++
+		if err != nil {
+			c.wrong = append(c.wrong, fmt.Sprintf("question %d, stream %v, asked at %s: %v", n, stream, begin.Format("15:04:05.000"), err))
+		}
+		c.mu.Unlock()
+	}
+}
+
+// ask returns the text of an answer that is complete.
+func (c *chaos) ask(ctx context.Context, n int, stream bool) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.m.OpenAI+"/completions", strings.NewReader(body(n, stream)))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // only for the message
+		return "", fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+	if !stream {
+		raw, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return "", err
+		}
+		return add("", raw)
+	}
+	text := ""
+	for events := openai.NewEventReader(resp.Body, 1<<20); ; {
+		ev, err := events.Next()
+		switch {
+		case err != nil:
+			return text, fmt.Errorf("after %d bytes: %w", len(text), err)
+		case ev.Done():
+			return text, nil
+		case ev.Data != nil:
+			if text, err = add(text, ev.Data); err != nil {
+				return text, err
+			}
+		}
+	}
+}
+
+// add adds an event's text, or a whole answer's.
+func add(text string, data []byte) (string, error) {
+	var v struct {
+		Choices []struct{ Text string }
+		Error   *struct{ Message string }
+	}
+	if err := json.Unmarshal(data, &v); err != nil {
+		return text, fmt.Errorf("%q: %w", data, err)
+	}
+	if v.Error != nil {
+		return text, fmt.Errorf("error event after %d bytes: %s", len(text), v.Error.Message)
+	}
+	for _, ch := range v.Choices {
+		text += ch.Text
+	}
+	return text, nil
+}
+
+// moves is how often answers moved.
+func (c *chaos) moves() (n int) {
+	resp, err := http.Get(c.m.Gateway(c.t) + "/metrics")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(page)) {
+		if strings.HasPrefix(line, "kvmesh_relay_moves_total{") {
+			var k int
+			if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &k); err == nil {
+				n += k
+			}
+		}
+	}
+	return n
+}
+
+// harm does one fault after the other, each to workers of its own lane, so that two
+// lanes never take more than two of the five workers away.
+func (c *chaos) harm(ctx context.Context, r *rand.Rand, lane int) {
+	mine := [][]string{{"near-1", "far-1"}, {"near-2", "far-2"}}[lane]
+	for {
+		pause := time.Duration(300+r.IntN(1700)) * time.Millisecond
+		length := time.Duration(500+r.IntN(4500)) * time.Millisecond
+		fault, victim := r.IntN(6), mine[r.IntN(2)]
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		c.fault(fault, victim, length)
+	}
+}
+
+// fault does one fault and takes it back.
+func (c *chaos) fault(kind int, victim string, length time.Duration) {
+	l := c.links[victim]
+	name := ""
+	switch {
+	case kind == 0 && l == nil:
+		name = "kill"
+		c.signal(victim, syscall.SIGKILL) // `up` starts it again
+		time.Sleep(length)
+	case kind <= 1:
+		name = "stop"
+		c.signal(victim, syscall.SIGSTOP)
+		time.Sleep(length)
+		c.signal(victim, syscall.SIGCONT)
+	case kind == 2:
+		name = "drain"
+		if err := c.api.Drain(context.Background(), victim, true); err != nil {
+			name = "drain refused" // it is being started, or the control plane is
+			break
+		}
+		time.Sleep(length)
+		for i := 0; c.api.Drain(context.Background(), victim, false) != nil && i < 100; i++ {
+			time.Sleep(100 * time.Millisecond)
+		}
+	case kind == 3 && l != nil:
+		name = "cut"
+		l.set(true, false)
+		time.Sleep(length)
+		l.set(false, false)
+	case kind == 4 && l != nil:
+		name = "hole"
+		l.set(false, true)
+		time.Sleep(length)
+		l.set(false, false)
+	case kind == 5:
+		name = "control plane killed"
+		c.signal("controlplane", syscall.SIGKILL)
+		time.Sleep(length)
+	default:
+		name = "none"
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.faults[name]++
+}
+
+// signal sends a signal to a part that runs.
+func (c *chaos) signal(part string, s syscall.Signal) {
+	pid := c.m.PID(part)
+	if far := c.far[part]; far != nil {
+		pid = far.Process.Pid
+	}
+	if pid > 0 {
+		_ = syscall.Kill(pid, s) // it may have ended in this moment
+	}
+}
