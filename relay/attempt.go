@@ -32,6 +32,7 @@ type attempt struct {
 
 	prefix   []byte // what the relay adds to the body's beginning
 	rest     []byte // of the body
+	engine   bool   // the worker is one of ours with an engine of its own
 	assemble bool   // the answer comes as a stream and goes out whole
 	epoch    int64  // events that the client had when it was made
 	pace     *pace  // of the worker
@@ -101,13 +102,17 @@ func (j *job) newAttempt(w worker, cause string) *attempt {
 	a.later, a.keepIDs = j.owner != nil, j.keepIDs
 	a.ctx, a.cancel = context.WithCancelCause(j.ctx)
 	ours := w.mark != "" && w.mark == j.r.mark
-	a.assemble = ours && !j.stream && w.engine != policy.EngineOpenAI
+	a.engine = ours && w.engine != policy.EngineOpenAI
+	a.assemble = a.engine && !j.stream
 	a.rest = j.restOf(a.place, a.assemble)
 	if ours && (j.stream || a.assemble) {
 		a.prefix = append(a.prefix, `"kvmesh":{"token_ids":true`...)
 		if a.resumed = j.led.begun(); a.resumed {
 			a.byText = j.led.byText()
 			a.prefix = j.led.appendResume(append(a.prefix, `,"resume":`...), a.n)
+		}
+		if salt := j.req.Raw("cache_salt"); len(salt) > 2 && salt[0] == '"' && len(salt) < mostSalt {
+			a.prefix = append(append(a.prefix, `,"salt":`...), salt...)
 		}
 		a.prefix = append(a.prefix, "},"...)
 	}
@@ -116,6 +121,10 @@ func (j *job) newAttempt(w worker, cause string) *attempt {
 	}
 	return a
 }
+
+// mostSalt bounds the cache_salt of a request, vLLM's field: KV of requests with another
+// one is not used.
+const mostSalt = 256
 
 func isTrue(raw []byte) bool { return string(raw) == "true" }
 

@@ -176,7 +176,7 @@ func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool)
 	got := spliced{data: ev.Data}
 	if err == nil {
 		got, err = a.splice(&j.led, ev.Data)
-	} else if a.later {
+	} else if a.later || a.engine {
 		err = errSplice
 	} else { // not ours to judge; it passes, and the answer stays with its worker
 		j.led.loose, err = "the server's events are not understood", nil
