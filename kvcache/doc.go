@@ -66,6 +66,11 @@
 // can be read and verified alone. Every byte of a frame is covered: the header,
 // with its padding, by the CRC, and the payload by the sums in the header.
 //
+// The llamacpp engine's blocks have one part for the description and one for the keys
+// and the values of each layer; windowed layers are a group of their own, in which layers
+// count from 0. Header.PartsOf finds those of a range of layers. What an engine's
+// format does not tell apart is one part.
+//
 // Version rule: whoever changes the meaning, the place or the order of any byte
 // raises the version. A reader refuses every version and codec that it does not
 // know, which its caller sees as a miss; there is no conversion, because a cache

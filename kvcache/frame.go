@@ -243,6 +243,18 @@ func Decode(b []byte, want Ref) (*Frame, error) {
 	return &Frame{Header: h, data: b}, nil
 }
 
+// PartsOf returns the indices of the parts that hold layers from up to to, of any
+// group, and of those that belong to no layer, without which the others say nothing.
+func (h *Header) PartsOf(from, to int) []int {
+	var out []int
+	for i, p := range h.Parts {
+		if first := int(p.Layer); p.Layers == 0 || first < to && first+int(p.Layers) > from {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
 // Check refuses a header that is not that of the block want.
 func (h *Header) Check(want Ref) error {
 	switch {

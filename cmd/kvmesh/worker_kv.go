@@ -8,9 +8,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"github.com/kvmesh/kvmesh/internal/policy"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/checkpoint"
+	"github.com/kvmesh/kvmesh/worker/llamacpp"
 )
 
 // kvOptions are the flags of `kvmesh worker` that keep the KV of streams, so that
@@ -56,7 +58,11 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	if cfg.Registry == nil {
 		cfg.Registry = prometheus.NewRegistry()
 	}
-	keeper, err := checkpoint.New(checkpoint.Config{Store: store, Block: o.block, Interval: interval, Registry: cfg.Registry, Log: cfg.Log})
+	keep := checkpoint.Config{Store: store, Block: o.block, Interval: interval, Registry: cfg.Registry, Log: cfg.Log}
+	if cfg.EngineName == policy.EngineLlamaCpp {
+		keep.Parts = llamacpp.StateParts
+	}
+	keeper, err := checkpoint.New(keep)
 	if err != nil {
 		store.Close()
 		return nil, err

@@ -52,7 +52,7 @@ func openKeeper(tb testing.TB, dir string, interval int) *checkpoint.Keeper {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	k, err := checkpoint.New(checkpoint.Config{Store: store, Interval: interval, MaxRestore: time.Minute, QueueBytes: 512 << 20})
+	k, err := checkpoint.New(checkpoint.Config{Store: store, Interval: interval, MaxRestore: time.Minute, QueueBytes: 512 << 20, Parts: llamacpp.StateParts})
 	if err != nil {
 		tb.Fatal(err)
 	}

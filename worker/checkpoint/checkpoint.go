@@ -35,8 +35,11 @@ type Config struct {
 	MaxRestore time.Duration
 	// QueueBytes bounds the copies that wait to be stored; default 64 MiB.
 	QueueBytes int64
-	Registry   prometheus.Registerer // for the metrics kvmesh_kv_*; default: none
-	Log        *slog.Logger          // default: silent
+	// Parts cuts the KV of some tokens, as the engine copied it, into parts that can be
+	// read and verified alone; nil, also as its result = it is one part.
+	Parts    func(data []byte, tokens int) []kvcache.Part
+	Registry prometheus.Registerer // for the metrics kvmesh_kv_*; default: none
+	Log      *slog.Logger          // default: silent
 }
 
 // withDefaults returns c with every zero field set.
@@ -84,6 +87,7 @@ type Keeper struct {
 	queued  atomic.Int64 // bytes
 	buffers buffers
 	rate    atomic.Int64 // of restoring, bytes per second
+	parts   atomic.Int64 // that the last block had, for which room is left in the next
 
 	life   sync.RWMutex // held for reading while a job is queued
 	closed bool
@@ -107,6 +111,7 @@ func New(cfg Config) (*Keeper, error) {
 	k := &Keeper{cfg: cfg, jobs: make(chan job, queueJobs), done: make(chan struct{})}
 	k.metrics = newMetrics(cfg.Registry, &k.queued, cfg.Store)
 	k.rate.Store(firstRate)
+	k.parts.Store(1)
 	go k.write()
 	return k, nil
 }
@@ -152,6 +157,16 @@ func (k *Keeper) queue(j job) bool {
 // room reports whether a copy of about size bytes may be made.
 func (k *Keeper) room(size int64) bool {
 	return k.queued.Load()+size <= k.cfg.QueueBytes && len(k.jobs) < cap(k.jobs)-1
+}
+
+// cut divides the KV of some tokens into parts.
+func (k *Keeper) cut(data []byte, tokens int) []kvcache.Part {
+	if k.cfg.Parts != nil {
+		if parts := k.cfg.Parts(data, tokens); len(parts) > 0 && len(parts) <= kvcache.MaxParts {
+			return parts
+		}
+	}
+	return []kvcache.Part{{Size: int64(len(data))}}
 }
 
 // storeTime bounds one call of the store; a dead one must not stop the writer.

@@ -55,7 +55,8 @@ type job struct {
 	ids    []int32
 	parent kvcache.Key // of the block, or of the block before the tail
 	base   int         // where the tail began when the copy was made
-	data   []byte      // for a block with room for a frame's header
+	data   []byte      // for a block behind room for a frame's header
+	room   int         // the length of that
 }
 
 type jobKind int
@@ -138,7 +139,7 @@ func (s *session) blocks(tokens []int32, held int, take worker.KVCopy) (copied b
 			return copied
 		}
 		ids := slices.Clone(tokens[s.next : s.next+size])
-		room := kvcache.HeaderLen(size, 1)
+		room := kvcache.HeaderLen(size, int(s.k.parts.Load()))
 		buf := s.k.buffers.get(max(room+size*s.perTok, smallCopy+1))
 		buf, err := take(slices.Grow(buf, room)[:room], s.next, s.next+size)
 		if err != nil {
@@ -146,7 +147,7 @@ func (s *session) blocks(tokens []int32, held int, take worker.KVCopy) (copied b
 			return copied
 		}
 		s.perTok = (len(buf) - room) / size
-		if !s.k.queue(job{s: s, kind: blockJob, first: s.next, ids: ids, parent: s.parent, data: buf}) {
+		if !s.k.queue(job{s: s, kind: blockJob, first: s.next, ids: ids, parent: s.parent, data: buf, room: room}) {
 			s.k.metrics.skipped.WithLabelValues("block").Inc()
 			s.k.buffers.put(buf)
 			return copied
@@ -229,10 +230,19 @@ func (s *session) report(j job, err error) {
 	}
 }
 
-// put publishes a block and begins the tail anew behind it.
+// put publishes a block and begins the tail anew behind it. The copy is in place but for
+// the first block, before which nobody knew how many parts there are.
 func (s *session) put(ctx context.Context, j job) error {
-	payload := int64(len(j.data) - kvcache.HeaderLen(len(j.ids), 1))
-	f, err := kvcache.Seal(j.data, kvcache.Meta{Space: s.space, Parent: j.parent, First: j.first, IDs: j.ids}, []kvcache.Part{{Size: payload}})
+	data := j.data[j.room:]
+	payload := int64(len(data))
+	meta := kvcache.Meta{Space: s.space, Parent: j.parent, First: j.first, IDs: j.ids}
+	parts := s.k.cut(data, len(j.ids))
+	seal := func() (*kvcache.Frame, error) { return kvcache.Seal(j.data, meta, parts) }
+	if kvcache.HeaderLen(len(j.ids), len(parts)) != j.room {
+		s.k.parts.Store(int64(len(parts)))
+		seal = func() (*kvcache.Frame, error) { return kvcache.Encode(nil, meta, parts, data) }
+	}
+	f, err := seal()
 	if err == nil {
 		err = s.k.cfg.Store.Put(ctx, f)
 	}

@@ -44,7 +44,7 @@ func newChurn(t *testing.T) *churn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keeper, err := checkpoint.New(checkpoint.Config{Store: store, Block: 32, Interval: 4, Registry: c.reg})
+	keeper, err := checkpoint.New(checkpoint.Config{Store: store, Block: 32, Interval: 4, Registry: c.reg, Parts: StateParts})
 	if err != nil {
 		t.Fatal(err)
 	}

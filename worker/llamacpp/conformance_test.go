@@ -76,3 +76,12 @@ func TestConformanceTiny(t *testing.T) {
 	cfg := tinyConfig(t)
 	enginetest.Run(t, func(tb testing.TB) worker.Engine { return openReal(tb, cfg) })
 }
+
+func tokenize(t testing.TB, e *Engine, text string) []int32 {
+	t.Helper()
+	ids, err := e.tokenize("prompt", text, e.voc.addBOS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}

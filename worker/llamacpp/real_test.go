@@ -35,15 +35,6 @@ func answer(t *testing.T, e *Engine, ids []int32, n int) ([]int32, string) {
 	return out, text.String()
 }
 
-func tokenize(t testing.TB, e *Engine, text string) []int32 {
-	t.Helper()
-	ids, err := e.tokenize("prompt", text, e.voc.addBOS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ids
-}
-
 // TestRealModel checks one engine in many ways, because loading takes seconds.
 func TestRealModel(t *testing.T) {
 	cfg := realConfig(t)
@@ -82,6 +73,7 @@ func TestRealModel(t *testing.T) {
 		}
 	})
 	t.Run("control tokens", func(t *testing.T) { testRealControlTokens(t, e) })
+	t.Run("state by layers", func(t *testing.T) { testRealStateParts(t, e) })
 	t.Run("giving way", func(t *testing.T) { testRealGivingWay(t, e) })
 	t.Run("embeddings", func(t *testing.T) { testRealEmbeddings(t, e) })
 	t.Run("cancel during prefill", func(t *testing.T) { testRealAbort(t, e) })
