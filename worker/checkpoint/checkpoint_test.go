@@ -227,9 +227,32 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestSpoiledFiles: torn and flipped files are refused for a reason that is counted,
-// the answer is right, and good blocks take their place.
+// strange is a block that another model or another tenant has stored of the same tokens.
+func strange(t *testing.T, model, salt string) []byte {
+	dir := filepath.Join(t.TempDir(), "kv")
+	r := newRig(t, dir, model, Config{Block: 16}, nil)
+	r.generate(r.prompt(60), r.with(params(10), worker.KVStream{ID: "a", Salt: salt}), 10)
+	r.flush()
+	var block []byte
+	err := filepath.WalkDir(filepath.Join(dir, "models"), func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			block, err = os.ReadFile(path)
+		}
+		return err
+	})
+	if err != nil || len(block) == 0 {
+		t.Fatalf("a strange block of %d bytes, %v", len(block), err)
+	}
+	return block
+}
+
+// TestSpoiledFiles: torn, flipped and strangers' files are refused for a reason that is
+// counted, the answer is right, and good blocks take their place.
 func TestSpoiledFiles(t *testing.T) {
+	replace := func(model, salt string) func(string) error {
+		block := strange(t, model, salt)
+		return func(path string) error { return os.WriteFile(path, block, 0o600) }
+	}
 	for name, c := range map[string]struct {
 		spoil  func(path string) error
 		reason string
@@ -243,6 +266,8 @@ func TestSpoiledFiles(t *testing.T) {
 			}
 			return err
 		}, "checksum"},
+		"another model's":  {replace("n", ""), "foreign"},
+		"another tenant's": {replace("m", "another"), "key"}, // its keys are others, too
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "kv")
@@ -280,7 +305,7 @@ func TestSpoiledFiles(t *testing.T) {
 				t.Errorf("after %d rounds the blocks are not good again", files+1)
 			}
 			if n := refusals(two, c.reason); n == 0 {
-				t.Errorf("no refusal for reason %q is counted", c.reason)
+				t.Errorf("no refusal for reason %q is counted, but %v", c.reason, two.k.cfg.Store.(kvcache.Counted).Stats())
 			}
 		})
 	}
