@@ -1,0 +1,175 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+// numbered is the request of a stream whose answer its number decides.
+func numbered(i, tokens int) ask {
+	return ask{path: "/completions", body: fmt.Sprintf(`{"model":"sim-1","prompt":"number %d","max_tokens":%d,"ignore_eos":true,"stream":true,"temperature":0,"sim":{"max":0}}`, i, tokens)}
+}
+
+// undisturbed are the answers to the first n numbered requests.
+func undisturbed(t *testing.T, m *testmesh.Mesh, n, tokens int) []*heard {
+	t.Helper()
+	want := make([]*heard, n)
+	var all sync.WaitGroup
+	for i := range want {
+		all.Go(func() {
+			var err error
+			if want[i], err = streamed(t.Context(), m, numbered(i, tokens), nil); err != nil || !want[i].done {
+				t.Errorf("undisturbed answer %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return want
+}
+
+// steady asks numbered requests, so many at a time, until ctx ends, and holds each
+// answer against the undisturbed one. It returns how many there were.
+func steady(ctx context.Context, t *testing.T, m *testmesh.Mesh, want []*heard, tokens int) int {
+	t.Helper()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	n := 0
+	for i := range want {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				got, err := streamed(context.WithoutCancel(ctx), m, numbered(i, tokens), nil)
+				mu.Lock()
+				n++
+				mu.Unlock()
+				if err != nil {
+					t.Errorf("answer %d: %v", i, err)
+				} else if diff := got.same(want[i]); diff != "" {
+					t.Errorf("answer %d: %s", i, diff)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return n
+}
+
+// All workers are restarted one after the other under a constant load: no request
+// fails, and every answer has the tokens of an undisturbed one.
+func TestRollingRestart(t *testing.T) {
+	const tokens = 100
+	m := testmesh.StartPolicy(t, bin, quick)
+	want := undisturbed(t, m, 24, tokens)
+	before := m.Parts()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		c := exec.Command(bin, "rollout", "--observe", "1s")
+		c.Dir = m.Dir
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("rollout: %v: %s", err, out)
+		}
+	}()
+	n := steady(ctx, t, m, want, tokens)
+	after := m.Parts()
+	for _, id := range []string{"worker-1", "worker-2", "worker-3"} {
+		if after[id] == 0 || after[id] == before[id] {
+			t.Errorf("%s is process %d, was %d: it was not restarted", id, after[id], before[id])
+		}
+	}
+	if moved := relayMetric(t, m, `kvmesh_relay_moves_total{cause="draining"`); moved == 0 {
+		t.Error("no answer moved: nothing was shown")
+	} else {
+		t.Logf("%d answers, %.0f moves", n, moved)
+	}
+}
+
+// A worker with 100 live streams is empty soon after its drain, and none of them broke.
+func TestDrainOfManyStreams(t *testing.T) {
+	const tokens, streams = 150, 300
+	m := testmesh.StartPolicy(t, bin, quick)
+	want := undisturbed(t, m, streams, tokens)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan int)
+	go func() { done <- steady(ctx, t, m, want, tokens) }()
+	testmesh.Eventually(t, "100 streams at a worker", 30*time.Second, func() bool { return most(t, m) >= 90 })
+	c := exec.Command(bin, "drain", "worker-1", "-o", "json")
+	c.Dir = m.Dir
+	out, err := c.Output()
+	cancel()
+	n := <-done
+	var d struct {
+		Streams int
+		Seconds float64
+	}
+	if err != nil || json.Unmarshal(out, &d) != nil || d.Streams < 50 {
+		t.Fatalf("drain: %v: %s", err, out)
+	}
+	t.Logf("%d streams left worker-1 in %.2f s; %d answers, all whole", d.Streams, d.Seconds, n)
+	if d.Seconds > 10 { // 2 s on a machine that has nothing else to do
+		t.Errorf("it took %.1f s", d.Seconds)
+	}
+}
+
+// most is the number of streams at worker-1.
+func most(t *testing.T, m *testmesh.Mesh) int {
+	t.Helper()
+	var list fleet.StreamList
+	c := exec.Command(bin, "streams", "-o", "json")
+	c.Dir = m.Dir
+	out, err := c.Output()
+	if err != nil || json.Unmarshal(out, &list) != nil {
+		return 0
+	}
+	n := 0
+	for _, s := range list.Streams {
+		if s.Worker == "worker-1" {
+			n++
+		}
+	}
+	return n
+}
+
+// One of three full workers dies with its streams: the two that take them are not
+// declared sick for it, and no answer is lost.
+func TestDeathAmongFullWorkers(t *testing.T) {
+	const tokens, streams = 120, 256
+	m := testmesh.StartPolicy(t, bin, strings.Replace(quick, "256", "86", 1))
+	want := undisturbed(t, m, streams, tokens)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan int)
+	go func() { done <- steady(ctx, t, m, want, tokens) }()
+	testmesh.Eventually(t, "the workers to be full", 30*time.Second, func() bool { return most(t, m) >= 70 })
+	m.Signal(t, "worker-1", syscall.SIGKILL)
+	sick := map[string]string{}
+	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		for _, w := range m.Workers(t) {
+			if w.ID != "worker-1" && w.Status != "HEALTHY" && w.Status != "DEGRADED" {
+				sick[w.ID] = w.Status + ", " + w.Reason
+			}
+		}
+	}
+	cancel()
+	n := <-done
+	if len(sick) > 0 {
+		t.Errorf("declared sick beside the dead one: %v", sick)
+	}
+	if moved := relayMetric(t, m, "kvmesh_relay_moves_total{"); moved < 50 {
+		t.Errorf("%.0f moves: the worker was not full", moved)
+	}
+	t.Logf("%d answers", n)
+}
