@@ -154,6 +154,12 @@ func TestServesWithoutGateway(t *testing.T) {
 	})
 
 	m.gateway.server.Stop()
+	for _, method := range []string{"POST", "GET"} { // nobody has the stream, and a new one would be wrong
+		got := m.send(method, "/v1/chat/completions?x=1", strings.NewReader("{}"), names.LastEventID, "stream:3")
+		if got.status != 503 || !strings.Contains(got.body, `"error"`) {
+			t.Errorf("gateway dead: %s with Last-Event-ID: %d %s", method, got.status, got.body)
+		}
+	}
 	for range 20 {
 		if got := m.send("POST", "/v1/chat/completions", strings.NewReader("{}")); got.status != 200 {
 			t.Fatalf("gateway dead: status %d", got.status)

@@ -67,7 +67,12 @@ func edgeRoutes(c Config) []*routev3.Route {
 	for _, p := range c.Policy.Pools {
 		routes = append(routes, poolRoute(c, "pool/"+p.Name, p.Name, nil, is(names.Pool, p.Name)))
 	}
-	// Without the gateway there is no tier to fall back to: the first one serves.
+	// Without the gateway nobody can go on with a stream, and a fresh answer after a part
+	// of another would be a wrong one.
+	for _, p := range []openai.Endpoint{openai.Chat, openai.Completions} {
+		routes = append(routes, noResume(string(p)))
+	}
+	// There is no tier to fall back to, either: the first one serves.
 	for _, r := range c.Policy.Routes {
 		for _, m := range r.Models {
 			if m != "*" && len(r.Tiers) > 0 {
@@ -104,6 +109,19 @@ func healthz(path string) *routev3.Route {
 func private(path string) *routev3.Route {
 	r := direct("private "+path, 404, "")
 	r.Match = &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: path}}
+	return r
+}
+
+// noResume answers clients that come back to a stream while the gateway is away.
+func noResume(path string) *routev3.Route {
+	r := direct("resume "+path, 503, "")
+	r.TypedPerFilterConfig = nil // ext_proc is asked, and would have sent it to the relay
+	r.Match = &routev3.RouteMatch{
+		PathSpecifier: &routev3.RouteMatch_Path{Path: path},
+		Headers: []*routev3.HeaderMatcher{{
+			Name: names.LastEventID, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
+		}},
+	}
 	return r
 }
 

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
@@ -96,6 +97,8 @@ func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.P
 	limit := int64(e.s.cfg.Policy.Mesh.MaxBody)
 	var no *extprocv3.ProcessingResponse
 	switch {
+	case e.head.last != "" && (e.head.method == http.MethodPost || e.head.method == http.MethodGet) && e.head.length <= limit:
+		return e.resume()
 	case e.head.method != http.MethodPost:
 		no = e.refuse(openai.MethodNotAllowed(e.head.method, e.head.path, http.MethodPost), header("allow", http.MethodPost))
 	case e.head.encoded:
@@ -114,6 +117,16 @@ func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.P
 		return no
 	}
 	return e.later(no)
+}
+
+// resume sends a client that comes back to the relay, which has its stream or says that
+// there is none. Its body is not looked at, and no worker is chosen.
+func (e *Exchange) resume() *extprocv3.ProcessingResponse {
+	e.s.metrics.requests.WithLabelValues(outcomeResume).Inc()
+	return continueHeaders(&extprocv3.CommonResponse{
+		HeaderMutation:  &extprocv3.HeaderMutation{SetHeaders: []headerOption{header(names.Route, names.RouteRelay)}},
+		ClearRouteCache: true,
+	})
 }
 
 // refuse ends the exchange with an error answer.

@@ -17,6 +17,7 @@ type head struct {
 	path    string // without query, escapes decoded as the workers' servers do
 	length  int64  // content-length, -1 when not given (chunked)
 	encoded bool   // a content-encoding other than identity
+	last    string // the event that a client has which comes back to a stream
 	token   string // session keys
 	session string
 }
@@ -40,6 +41,8 @@ func readHead(hs []*corev3.HeaderValue) head {
 		case "content-encoding":
 			s := strings.TrimSpace(value(v))
 			h.encoded = s != "" && !strings.EqualFold(s, "identity")
+		case names.LastEventID:
+			h.last = value(v)
 		case names.SessionToken:
 			h.token = value(v)
 		case names.SessionID:

@@ -5,6 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // Outcomes of a request, the values of the label "outcome".
 const (
 	outcomeRelay       = "relay"       // to the relay
+	outcomeResume      = "resume"      // to the relay, for the rest of a stream that it has
 	outcomeDirect      = "direct"      // to a pool, because its route has no relay
 	outcomePassthrough = "passthrough" // unparsed, to the default pool
 	outcomeModels      = "models"      // answered from policy

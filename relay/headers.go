@@ -13,7 +13,7 @@ func outHeader(in http.Header) http.Header {
 	out := passed(in)
 	// An answer is read on the way, so it must come uncompressed; the body is held
 	// already, so nobody waits for a 100.
-	for _, name := range []string{"Accept-Encoding", "Expect", names.Route, names.ModelRoute, names.Destination, names.Pool, names.Stream, names.Attempt, names.ExpectWorker} {
+	for _, name := range []string{"Accept-Encoding", "Expect", names.Route, names.ModelRoute, names.Destination, names.Pool, names.Stream, names.Attempt, names.ExpectWorker, names.Resumable, names.LastEventID} {
 		out.Del(name)
 	}
 	if _, ok := out["User-Agent"]; !ok {

@@ -27,6 +27,7 @@ type Relay struct {
 	paces   byWorker[pace]
 	pacer   pacer
 	fleet   watchedFleet
+	kept    *retained
 
 	// cut ends when running answers must end with an error.
 	cut    context.Context
@@ -71,7 +72,11 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of relay: %w", err)
 	}
-	r := &Relay{cfg: cfg, metrics: m, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
+	kept, err := newRetained(int64(cfg.Policy.Mesh.HeldStreams), cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of retained streams: %w", err)
+	}
+	r := &Relay{cfg: cfg, metrics: m, kept: kept, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
 	r.paces.make = func() *pace { return &pace{} }
 	r.pacer.make = func() *semaphore.Weighted { return semaphore.NewWeighted(cfg.MovesAtOnce) }
 	r.cut, r.cutNow = context.WithCancel(context.Background())
@@ -121,10 +126,12 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 	err := srv.Serve(lis)
 	if stop() { // ctx is still alive: Serve failed by itself
 		r.cutNow()
+		r.kept.close()
 		_ = srv.Close() // the error to report is Serve's
 		return fmt.Errorf("serve relay on %s: %w", lis.Addr(), err)
 	}
 	<-stopped
+	r.kept.running.Wait()
 	return nil
 }
 
@@ -137,6 +144,7 @@ func (r *Relay) shutdown(ctx context.Context, srv *http.Server) {
 	defer r.egress.CloseIdleConnections()
 	drain, cancel := context.WithTimeout(ctx, r.cfg.Drain)
 	defer cancel()
+	r.kept.close()
 	err := srv.Shutdown(drain)
 	r.cutNow()
 	if err == nil {
@@ -158,6 +166,9 @@ func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	case !ok:
 		openai.Errorf(http.StatusNotFound, "The relay serves %s and %s only.", openai.Chat, openai.Completions).Write(w)
 		return
+	case in.Header.Get(names.LastEventID) != "" && (in.Method == http.MethodPost || in.Method == http.MethodGet):
+		r.resume(w, in)
+		return
 	case in.Method != http.MethodPost:
 		w.Header().Set("Allow", http.MethodPost)
 		openai.MethodNotAllowed(in.Method, in.URL.Path, http.MethodPost).Write(w)
@@ -171,10 +182,14 @@ func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 		apiErr.Write(w)
 		return
 	}
-	defer b.release()
 	req, apiErr := openai.Parse(ep, b.data)
 	if apiErr != nil {
+		b.release()
 		apiErr.Write(w)
+		return
+	}
+	if limits := r.keeps(in, req); limits.Retain.D() > 0 {
+		r.keep(w, in, b, req, limits)
 		return
 	}
 	j := r.newJob(w, in, req, start)

@@ -34,6 +34,8 @@ const (
 	// Relay carries the secret by which a worker knows that a request comes from the
 	// relay, so that the body field "kvmesh" and the stream's id are believed.
 	Relay = "x-kvmesh-relay"
+	// Tenant names who a request is counted for.
+	Tenant = "x-kvmesh-tenant"
 	// Priority is a request's priority, a decimal integer with the meaning of an
 	// InferenceObjective's: higher goes first, 0 when absent, negative = may be shed.
 	Priority = "x-kvmesh-priority"
@@ -49,6 +51,7 @@ const (
 	// Upstream is the ip:port Envoy really used, on answers of the egress
 	// listener, so that the relay can check that it got the worker it named.
 	Upstream = "x-kvmesh-upstream"
+	// On a stream that is kept for its client, Stream is its id.
 )
 
 // Headers clients may send.
@@ -56,6 +59,11 @@ const (
 	// SessionToken and SessionID carry a session key; the token wins.
 	SessionToken = "x-session-token"
 	SessionID    = "x-session-id"
+	// Resumable, with the value 1, has the gateway keep a stream whose client left.
+	// LastEventID is the id of the last event that a client has which comes back to one,
+	// a field of server-sent events' own.
+	Resumable   = "x-kvmesh-resumable"
+	LastEventID = "last-event-id"
 	// RequestID is Envoy's request id.
 	RequestID = "x-request-id"
 )
@@ -87,7 +95,7 @@ func PrivatePaths() []string {
 // Foreign lists the request headers of the mesh that servers which are not
 // workers of ours must not see.
 func Foreign() []string {
-	return []string{Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge}
+	return []string{Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge, Resumable}
 }
 
 // Stripped lists the request headers that Envoy removes from every client
@@ -97,7 +105,7 @@ func Foreign() []string {
 func Stripped() []string {
 	return []string{
 		Destination, Route, Pool, ModelRoute, Model, ExpectWorker, Stream, Attempt, Edge, Worker, Upstream,
-		Relay, "x-kvmesh-kv", "x-kvmesh-tenant", Priority,
+		Relay, "x-kvmesh-kv", Tenant, Priority,
 		"x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint-subset",
 		"x-gateway-destination-endpoint-scores", "x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite",
 		"x-prefiller-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port", "x-kv-cache-source-host-port",

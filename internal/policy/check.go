@@ -110,6 +110,7 @@ func (p *parser) mesh(m *Mesh) {
 	m.Envoy.Concurrency = cmp.Or(m.Envoy.Concurrency, 2)
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
+	m.HeldStreams = cmp.Or(m.HeldStreams, 256<<20)
 	m.KV.Limit = cmp.Or(m.KV.Limit, 4<<30)
 	m.BodyTimeout = cmp.Or(m.BodyTimeout, Duration(120*time.Second))
 	m.Envoy.MaxHeap = cmp.Or(m.Envoy.MaxHeap, 1<<30+Arriving*m.HeldBodies)
@@ -281,6 +282,8 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 	s.Wait = cmp.Or(s.Wait, Duration(10*time.Second))
 	s.StallMin = cmp.Or(s.StallMin, Duration(time.Second))
 	s.StallMax = cmp.Or(s.StallMax, max(s.StallMin, Duration(30*time.Second)))
+	s.Retain = cmp.Or(s.Retain, Duration(60*time.Second))
+	s.RetainSize = cmp.Or(s.RetainSize, 4<<20)
 	if s.StallMin == Off || s.StallMax != Off && s.StallMax < s.StallMin {
 		p.fail(r.At, "ModelRoute %s: stream.stallMin %v: want a duration up to stallMax", r.Name, s.StallMin.D())
 	}

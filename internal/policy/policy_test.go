@@ -190,6 +190,22 @@ func TestBytes(t *testing.T) {
 	}
 }
 
+func TestRetain(t *testing.T) {
+	route := "---\napiVersion: kvmesh.io/v1alpha1\nkind: ModelRoute\nmetadata: {name: r}\nspec:\n  models: [m]\n  tiers: [{pool: main}]\n"
+	s := parse(t, pool+route)
+	if r := s.Routes[0].Stream; r.Retain.D() != time.Minute || r.RetainSize != 4<<20 || s.Mesh.HeldStreams != 256<<20 {
+		t.Errorf("defaults: %+v, %d", r, s.Mesh.HeldStreams)
+	}
+	s = parse(t, pool+route+"  stream: {retain: off, retainSize: 64Ki}\n---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {heldStreams: 1Mi}\n")
+	if r := s.Routes[0].Stream; r.Retain.D() != 0 || r.RetainSize != 64<<10 || s.Mesh.HeldStreams != 1<<20 {
+		t.Errorf("as given: %+v, %d", r, s.Mesh.HeldStreams)
+	}
+	_, err := Parse(File{Name: "f.yaml", Data: []byte(pool + route + "  stream:\n    retian: 5s\n")})
+	if err == nil || !strings.Contains(err.Error(), "f.yaml:") || !strings.Contains(err.Error(), "retain") {
+		t.Errorf("a typo: %v", err)
+	}
+}
+
 // FuzzParse: whatever the file, the answer is a usable set or an error, and every
 // error line names the file.
 func FuzzParse(f *testing.F) {

@@ -84,6 +84,7 @@ type Mesh struct {
 	DefaultPool string   `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
 	MaxBody     Bytes    `yaml:"maxBody"`     // largest request body, default 32Mi
 	HeldBodies  Bytes    `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
+	HeldStreams Bytes    `yaml:"heldStreams"` // most bytes of streams kept for clients that may come back, default 256Mi
 	BodyTimeout Duration `yaml:"bodyTimeout"` // time a request has to arrive whole, default 120s
 	ExtProc     ExtProc  `yaml:"extProc"`
 	Envoy       Envoy    `yaml:"envoy"`
@@ -219,6 +220,10 @@ type Stream struct {
 	// its own answers, within these bounds: default 1s and 30s. StallMax off never does.
 	StallMin Duration `yaml:"stallMin"`
 	StallMax Duration `yaml:"stallMax"`
+	// A stream whose client asked for it is kept for so long when that is away, off keeps
+	// none; and so many bytes of its events at most. Default 60s and 4Mi.
+	Retain     Duration `yaml:"retain"`
+	RetainSize Bytes    `yaml:"retainSize"`
 }
 
 // Tier is one pool with the model it serves there.
