@@ -138,7 +138,7 @@ func extProcFilter(c Config) *hcmv3.HttpFilter {
 		RouteCacheAction: extprocv3.ExternalProcessor_CLEAR,
 		ForwardRules: &extprocv3.HeaderForwardingRules{AllowedHeaders: &matcherv3.ListStringMatcher{
 			Patterns: []*matcherv3.StringMatcher{
-				exact(":path"), exact(":method"), exact("content-type"), exact("content-length"), exact("content-encoding"), prefix("x-"),
+				exact(":path"), exact(":method"), exact("content-type"), exact("content-length"), exact("content-encoding"), exact(names.LastEventID), prefix("x-"),
 			},
 		}},
 		MetadataOptions: &extprocv3.MetadataOptions{

@@ -73,7 +73,7 @@ def main():
     print(saved(log)[1], end="", flush=True)
     while True:
         try:
-            if go_on(url, {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": True}, log):
+            if go_on(url, {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}, log):
                 print()
                 return
         except urllib.error.HTTPError as e:

@@ -52,37 +52,48 @@ func streamed(ctx context.Context, m *testmesh.Mesh, a ask, each func(h *heard))
 	if a.session != "" {
 		req.Header.Set("x-session-id", a.session)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	h := newHeard()
+	h.wantsIDs = a.ids
+	return h, h.hear(http.DefaultClient, req, each)
+}
+
+func newHeard() *heard {
+	return &heard{text: map[int]string{}, args: map[int]string{}, finish: map[int]string{}, head: map[string]bool{}}
+}
+
+// hear reads the answer to a request, or the rest of one, to its end.
+func (t *heard) hear(c *http.Client, req *http.Request, each func(h *heard)) error {
+	resp, err := c.Do(req)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(resp.Body)
-		return nil, fmt.Errorf("status %d: %s", resp.StatusCode, text)
+		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
 	}
-	h := &heard{text: map[int]string{}, args: map[int]string{}, finish: map[int]string{}, head: map[string]bool{}, worker: resp.Header.Get("x-kvmesh-worker"), wantsIDs: a.ids}
+	t.worker = resp.Header.Get("x-kvmesh-worker")
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	last := time.Now()
 	for lines.Scan() {
 		if id, ok := strings.CutPrefix(lines.Text(), "id: "); ok {
-			h.ids = append(h.ids, id)
+			t.ids = append(t.ids, id)
 		}
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
 		if !ok {
 			continue
 		}
-		h.longest = max(h.longest, time.Since(last))
+		t.longest = max(t.longest, time.Since(last))
 		last = time.Now()
-		if err := h.take(data); err != nil {
-			return h, err
+		if err := t.take(data); err != nil {
+			return err
 		}
 		if each != nil {
-			each(h)
+			each(t)
 		}
 	}
-	return h, lines.Err()
+	return lines.Err()
 }
 
 // stream is the id of the stream.
