@@ -83,10 +83,10 @@ func bothBegun(evs []event) (places []int) {
 }
 
 // held are the places behind tokens whose text, or a part of it, is still held back:
-// the next event brings more text than its own tokens have.
+// the next event brings more text than its own tokens have. Behind the finish nothing is.
 func held(evs []event) (places []int) {
 	for i, ev := range evs {
-		if len(ev.Choices) > 0 && len(ev.Choices[0].TokenIDs) > 0 && ev.Choices[0].Text == "" {
+		if len(ev.Choices) > 0 && len(ev.Choices[0].TokenIDs) > 0 && ev.Choices[0].Text == "" && ev.Choices[0].FinishReason == "" {
 			places = append(places, i+1)
 		}
 	}
@@ -180,6 +180,7 @@ func TestPlaces(t *testing.T) {
 	var evs []event
 	for _, raw := range []string{
 		`{"choices":[{"text":"a","token_ids":[1]}]}`, `{"choices":[{"text":"","token_ids":[2]}]}`, `{"choices":[{"text":"é","token_ids":[3]}]}`,
+		`{"choices":[{"text":"","token_ids":[9],"finish_reason":"stop"}]}`,
 		`{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"call_1","function":{"name":"f"}}]},"token_ids":[4]}]}`,
 		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\"a\""}}]},"token_ids":[5]}]}`,
 		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":":1}"}}]},"token_ids":[6]}]}`,
@@ -190,10 +191,10 @@ func TestPlaces(t *testing.T) {
 		}
 		evs = append(evs, ev)
 	}
-	if got := held(evs[:3]); !slices.Equal(got, []int{2}) {
+	if got := held(evs[:4]); !slices.Equal(got, []int{2}) {
 		t.Errorf("held at %v", got)
 	}
-	if got := inArguments(evs); !slices.Equal(got, []int{5}) {
+	if got := inArguments(evs); !slices.Equal(got, []int{6}) {
 		t.Errorf("in arguments at %v", got)
 	}
 }
