@@ -41,8 +41,9 @@ type attempt struct {
 	since atomic.Int64 // since when the worker has let us wait, Unix ns; 0 while it does not
 
 	// Of its own goroutine.
-	mine  bool     // it was the owner at its last event
-	moved bool     // its first token was counted as a move
+	mine  bool // it was the owner at its last event
+	moved bool // its first token was counted as a move
+	took  takeover
 	early [][]byte // data of events before its first token
 
 	// thaw is not nil while the answer is about to go on elsewhere: then it waits. It is
@@ -157,14 +158,18 @@ func (a *attempt) run() outcome {
 	}
 	a.began = time.Now()
 	a.since.Store(a.began.UnixNano())
-	resp, err := a.j.r.egress.RoundTrip(a.request())
+	req := a.request()
+	span := a.span(req.Header)
+	resp, err := a.j.r.egress.RoundTrip(req)
 	if err != nil {
 		o := unreachable(err)
 		a.account(&o)
+		a.endSpan(span, &o)
 		return o
 	}
 	o := a.answer(resp)
 	a.account(&o)
+	a.endSpan(span, &o)
 	// Cancelling first makes Close reset the stream instead of reading the rest,
 	// and the reset is what frees the worker's sequence.
 	a.cancel(nil)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvmesh/kvmesh/extproc/picker"
@@ -36,6 +38,9 @@ type Config struct {
 	// Secret proves to workers that a request is the relay's; "" leaves answers with
 	// the worker that began them.
 	Secret string
+
+	// Tracing takes a span per attempt; nil records none and passes the trace on.
+	Tracing trace.TracerProvider
 
 	// KeepAlive is the silence after which a stream gets a comment; 15 s.
 	KeepAlive time.Duration
@@ -78,6 +83,9 @@ func (c *Config) setDefaults() {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
+	}
+	if c.Tracing == nil {
+		c.Tracing = noop.NewTracerProvider()
 	}
 	if c.MaxEvent == 0 {
 		c.MaxEvent = 4 << 20

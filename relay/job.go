@@ -25,6 +25,7 @@ type job struct {
 	out   *client
 	watch watch
 
+	trace  context.Context // of the request's trace
 	ctx    context.Context // ends with the client, a time-out or the gateway
 	cancel context.CancelCauseFunc
 	unlink func() bool // stops listening for the gateway's end
@@ -94,6 +95,7 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 			j.only = req.Model
 		}
 	}
+	j.trace = traced(context.WithoutCancel(in.Context()), in.Header)
 	j.ctx, j.cancel = context.WithCancelCause(in.Context())
 	j.watch.cancel = j.cancel
 	j.unlink = context.AfterFunc(r.cut, func() { j.cancel(errDraining) })

@@ -127,6 +127,7 @@ func (j *job) moved(a *attempt, got spliced, now time.Time) {
 		kind = kvReplayed
 	}
 	gap := now.Sub(j.last)
+	a.took = takeover{kind, got.restored, got.computed, gap}
 	j.state.move(fleet.MoveView{
 		From: j.from, To: a.w.id, Cause: a.cause, KV: kind, Restored: got.restored, Computed: got.computed, GapSeconds: gap.Seconds(),
 	})

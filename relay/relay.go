@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
@@ -28,6 +29,7 @@ type Relay struct {
 	pacer   pacer
 	fleet   watchedFleet
 	kept    *retained
+	tracer  trace.Tracer
 
 	// cut ends when running answers must end with an error.
 	cut    context.Context
@@ -77,6 +79,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("register metrics of retained streams: %w", err)
 	}
 	r := &Relay{cfg: cfg, metrics: m, kept: kept, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
+	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
 	r.paces.make = func() *pace { return &pace{} }
 	r.pacer.make = func() *semaphore.Weighted { return semaphore.NewWeighted(cfg.MovesAtOnce) }
 	r.cut, r.cutNow = context.WithCancel(context.Background())

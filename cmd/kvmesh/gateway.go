@@ -97,8 +97,13 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	if err != nil {
 		return err
 	}
+	traces, flush, err := tracing(ctx, e, log, "kvmesh-gateway")
+	if err != nil {
+		return err
+	}
+	defer flush()
 	rel, err := relay.New(relay.Config{
-		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret,
+		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},
