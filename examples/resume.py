@@ -1,6 +1,7 @@
-"""Streams an answer that survives the loss of its connection, and of this program.
+r"""Streams an answer that survives the loss of its connection, and of this program.
 
-    python3 resume.py http://127.0.0.1:10000/v1 gemma-3-270m "Once upon a time" answer.log
+    python3 resume.py http://127.0.0.1:10000/v1 answer.log \
+        '{"model": "gemma-3-270m", "prompt": "Once upon a time", "max_tokens": 1000}'
 
 Each event is a line of answer.log before it is printed. Killed and started again with
 the same arguments, it prints what it has and goes on with the next event. Nothing but
@@ -68,12 +69,11 @@ def go_on(url, body, log):
 
 
 def main():
-    url, model, prompt, log = sys.argv[1:5]
-    tokens = int(sys.argv[5]) if len(sys.argv) > 5 else 1000
+    url, log, body = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     print(saved(log)[1], end="", flush=True)
     while True:
         try:
-            if go_on(url, {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}, log):
+            if go_on(url, body | {"stream": True}, log):
                 print()
                 return
         except urllib.error.HTTPError as e:

@@ -36,6 +36,7 @@ func TestClientsComeBack(t *testing.T) {
 
 // killedClient kills examples/resume.py with SIGKILL again and again.
 func killedClient(t *testing.T, m *testmesh.Mesh) {
+	body := `{"model":"sim-1","prompt":"tell me","max_tokens":250,"temperature":0,"ignore_eos":true,"sim":{"max":0}}`
 	run := func(log string, kill time.Duration) string {
 		ctx := t.Context()
 		if kill > 0 {
@@ -43,7 +44,7 @@ func killedClient(t *testing.T, m *testmesh.Mesh) {
 			ctx, cancel = context.WithTimeout(ctx, kill) // the command dies of SIGKILL then
 			defer cancel()
 		}
-		cmd := exec.CommandContext(ctx, "python3", filepath.Join(testmesh.Root(), "examples", "resume.py"), m.OpenAI, "sim-1", "tell me", log, "100")
+		cmd := exec.CommandContext(ctx, "python3", filepath.Join(testmesh.Root(), "examples", "resume.py"), m.OpenAI, log, body)
 		cmd.Stderr = t.Output()
 		out, err := cmd.Output()
 		if (err == nil) != (kill == 0) {
