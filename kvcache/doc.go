@@ -53,7 +53,7 @@
 //	 4    2  number of layers, 0 for what belongs to no layer
 //	 6    1  kind: 0 positional, 1 windowed, 2 snapshot
 //	 7    1  plane: 0 all, 1 keys, 2 values, 3 the engine's description
-//	 8    1  codec: 0 raw; 1 (INT8) and 2 (INT4) are reserved
+//	 8    1  codec: 0 raw, 1 INT8, 2 INT4; see package codec for the bytes of the last two
 //	 9    3  0
 //	12    4  window in tokens of a windowed group, else 0
 //	16    8  offset from the start of the frame

@@ -84,7 +84,7 @@ func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
 	at := h.Len
 	for i := range parts {
 		p := &parts[i]
-		if p.Codec != CodecRaw {
+		if p.Codec >= codecs {
 			return nil, fmt.Errorf("seal a frame: part %d has codec %d", i, p.Codec)
 		}
 		if p.Size < 0 || p.Size > h.Total-at {
@@ -202,7 +202,7 @@ func parseHeader(b []byte) (Header, error) {
 		if p.Offset != at || p.Size < 0 || p.Size > h.Total-at {
 			return Header{}, refuse(ReasonTorn, "part %d has %d bytes at %d of %d", i, p.Size, p.Offset, h.Total)
 		}
-		if p.Codec != CodecRaw {
+		if p.Codec >= codecs {
 			return Header{}, refuse(ReasonCodec, "part %d has codec %d", i, p.Codec)
 		}
 		at += p.Size
@@ -298,9 +298,23 @@ func (f *Frame) Verify() error {
 	return nil
 }
 
+// Codec returns the codec of the parts that are not raw, and of several the highest;
+// CodecRaw if all are what the engine wrote.
+func (h *Header) Codec() Codec {
+	c := CodecRaw
+	for _, p := range h.Parts {
+		c = max(c, p.Codec)
+	}
+	return c
+}
+
 // Payload returns the bytes of all parts, as the engine wrote them, after it has
-// verified them, on each call.
+// verified them, on each call. A frame with parts that are not raw is refused:
+// codec.Payload decodes it.
 func (f *Frame) Payload() ([]byte, error) {
+	if c := f.Codec(); c != CodecRaw {
+		return nil, refuse(ReasonCodec, "the payload is encoded as %v", c)
+	}
 	if err := f.Verify(); err != nil {
 		return nil, err
 	}

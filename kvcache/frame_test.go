@@ -140,7 +140,7 @@ func TestWrongWriter(t *testing.T) {
 		"negative part":      {func(h []byte) { h[index+31] = 0x80 }, ReasonTorn},
 		"part in the header": {func(h []byte) { h[index+16]-- }, ReasonTorn},
 		"part left out":      {func(h []byte) { h[index+3*partLen+24]-- }, ReasonTorn},
-		"codec":              {func(h []byte) { h[index+8] = byte(CodecInt8) }, ReasonCodec},
+		"codec":              {func(h []byte) { h[index+8] = byte(codecs) }, ReasonCodec},
 		"total":              {func(h []byte) { h[23] = 0x7f }, ReasonTorn},
 	} {
 		_, err := readAll(reseal(f.Bytes(), c.change), f.Ref)
@@ -176,6 +176,37 @@ func TestPartsAlone(t *testing.T) {
 	}
 }
 
+// TestPayloadIsRaw: what is encoded is not handed out as what the engine wrote.
+func TestPayloadIsRaw(t *testing.T) {
+	meta, parts, payload := goldenFrame()
+	parts[1].Codec, parts[3].Codec = CodecInt4, CodecInt8
+	f, err := Encode(nil, meta, parts, payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := Decode(f.Bytes(), f.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := g.Payload(); b != nil || reasonOf(t, err) != ReasonCodec {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if b, err := g.Part(1); err != nil || !bytes.Equal(b, payload[4:44]) || g.Codec() != CodecInt4 {
+		t.Errorf("part %q of codec %v, %v", b, g.Codec(), err)
+	}
+}
+
+func TestCodecNames(t *testing.T) {
+	for c := range codecs {
+		if got, err := ParseCodec(c.String()); err != nil || got != c {
+			t.Errorf("%v is read as %v, %v", c, got, err)
+		}
+	}
+	if _, err := ParseCodec(codecs.String()); err == nil {
+		t.Error("an unknown codec is read")
+	}
+}
+
 func TestSealRefusesNonsense(t *testing.T) {
 	meta, parts, payload := goldenFrame()
 	for name, change := range map[string]func(*Meta, *[]Part){
@@ -187,7 +218,7 @@ func TestSealRefusesNonsense(t *testing.T) {
 		"part too long":     func(_ *Meta, p *[]Part) { (*p)[0].Size = 1 << 20 },
 		"negative part":     func(_ *Meta, p *[]Part) { (*p)[0].Size = -1 },
 		"bytes without one": func(_ *Meta, p *[]Part) { (*p)[3].Size-- },
-		"codec":             func(_ *Meta, p *[]Part) { (*p)[0].Codec = CodecInt4 },
+		"codec":             func(_ *Meta, p *[]Part) { (*p)[0].Codec = codecs },
 	} {
 		m, p := meta, slices.Clone(parts)
 		change(&m, &p)

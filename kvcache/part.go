@@ -2,6 +2,7 @@ package kvcache
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/zeebo/xxh3"
 )
@@ -35,14 +36,39 @@ const (
 // Codec is how a part's bytes are encoded.
 type Codec uint8
 
-// The codecs. Only CodecRaw can be read so far.
+// The codecs. Package codec encodes and decodes.
 const (
 	// CodecRaw is what the engine wrote.
 	CodecRaw Codec = iota
-	// CodecInt8 and CodecInt4 are reserved.
+	// CodecInt8 and CodecInt4 are quantized: smaller, and not quite what it wrote.
 	CodecInt8
 	CodecInt4
+
+	codecs // how many there are
 )
+
+// String is the codec's name in flags and messages.
+func (c Codec) String() string {
+	switch c {
+	case CodecRaw:
+		return "raw"
+	case CodecInt8:
+		return "int8"
+	case CodecInt4:
+		return "int4"
+	}
+	return fmt.Sprintf("codec %d", uint8(c))
+}
+
+// ParseCodec reads what String wrote of a known codec.
+func ParseCodec(s string) (Codec, error) {
+	for c := range codecs {
+		if c.String() == s {
+			return c, nil
+		}
+	}
+	return CodecRaw, fmt.Errorf("codec %q: want raw, int8 or int4", s)
+}
 
 // Part is one entry of a frame's index: the state of a group of layers.
 type Part struct {
