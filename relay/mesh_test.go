@@ -49,6 +49,18 @@ metadata: {name: long}
 spec:
   models: [other-name]
   tiers: [{pool: p}]
+---
+apiVersion: kvmesh.io/v1alpha1
+kind: WorkerPool
+metadata: {name: q}
+spec: {engine: sim, model: big}
+---
+apiVersion: kvmesh.io/v1alpha1
+kind: ModelRoute
+metadata: {name: tiers}
+spec:
+  models: [tiered]
+  tiers: [{pool: p}, {pool: q, maxTokens: 7}]
 `
 
 // attempt is what a worker saw of one request.

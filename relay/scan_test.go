@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
 // readAll splices events and returns what came out, one per line.
@@ -225,6 +227,104 @@ func TestSpliceRefuses(t *testing.T) {
 		}
 		if after := fmt.Sprint(*l); after != before {
 			t.Errorf("%s: the ledger changed from %s to %s", name, before, after)
+		}
+	}
+}
+
+// FuzzSplice gives a later attempt's splicer whatever a worker might say. What comes out
+// is JSON, belongs to the answer that was begun, and repeats nothing.
+func FuzzSplice(f *testing.F) {
+	for _, s := range []string{
+		`{"id":"two","created":2,"model":"x","choices":[{"kvmesh":{"kv":"exact"},"token_ids":[3],"index":0,"text":"b"},{"index":1,"text":"y"}]}`,
+		`{"choices":[{"index":1,"text":"y","finish_reason":"stop"},{"index":0,"delta":{"role":"assistant","content":"z"}}],"usage":{"completion_tokens":1}}`,
+		`{ "choices" : [ {"index":1} , {"index":1} , {"index":0,"kvmesh":{"kv":"text"}} ] , "id" : null }`,
+		`{"choices":[{"index":0,"delta":{ "content":"a" , "role":"assistant" }}]}`, `{ }`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l := &ledger{stream: "s", plain: true}
+		spliceAll(t, &splicer{}, l,
+			`{"id":"one","created":1,"model":"m","choices":[{"token_ids":[1],"index":0,"delta":{"role":"assistant","content":"a"}},{"index":1,"text":"b"}]}`,
+			`{"id":"one","created":1,"model":"m","choices":[{"token_ids":[2],"index":1,"text":"c","finish_reason":"stop"}]}`)
+		s := &splicer{later: true, resumed: true}
+		if _, err := s.scan(data); err != nil {
+			return
+		}
+		ids := len(l.choices[0].ids)
+		got, err := s.splice(l, data)
+		if err != nil {
+			if len(l.choices[0].ids) != ids {
+				t.Error("a refused event is in the ledger")
+			}
+			return
+		}
+		if got.data == nil || !json.Valid(data) {
+			return
+		}
+		if !json.Valid(got.data) {
+			t.Fatalf("%s became %s", data, got.data)
+		}
+		var again scanner
+		v, err := again.scan(bytes.Clone(got.data))
+		if err != nil {
+			t.Fatalf("%s became %s: %v", data, got.data, err)
+		}
+		for i := range v.choices {
+			if c := &v.choices[i]; c.index == 1 || c.index == 0 && c.role.to > 0 {
+				t.Errorf("%s is repeated in %s", data, got.data)
+			}
+		}
+		if id := v.id.of(got.data); string(id) != `"one"` && bytes.Count(data, []byte(`"id"`)) < 2 {
+			t.Errorf("%s belongs to the answer %s", got.data, id)
+		}
+	})
+}
+
+// Wherever the bytes of a stream are cut, what was delivered of it and what goes on after
+// it are the whole.
+func TestSpliceAtEveryByte(t *testing.T) {
+	var events []string
+	whole := ""
+	for i, text := range []string{"a", "é", "", "😀", " b", "\\n", "end"} {
+		events = append(events, fmt.Sprintf(`{"id":"x","choices":[{"token_ids":[%d],"index":0,"text":"%s"}]}`, i, text))
+		whole += text
+	}
+	raw := "data: " + strings.Join(events, "\n\ndata: ") + "\n\n"
+	for cut := range len(raw) + 1 {
+		l := &ledger{}
+		said := ""
+		r := openai.NewEventReader(strings.NewReader(raw[:cut]), 1<<20)
+		first := &splicer{}
+		take := func(s *splicer, data []byte) {
+			if _, err := s.scan(data); err != nil {
+				t.Fatalf("cut at %d: %v", cut, err)
+			}
+			got, err := s.splice(l, data)
+			if err != nil {
+				t.Fatalf("cut at %d: %v", cut, err)
+			}
+			_, text, _ := strings.Cut(string(got.data), `"text":"`)
+			said += strings.TrimSuffix(text, `"}]}`)
+			l.events++
+		}
+		for {
+			ev, err := r.Next()
+			if err != nil {
+				break // the partial event is dropped
+			}
+			take(first, ev.Data)
+		}
+		second := &splicer{later: l.events > 0, resumed: l.begun()}
+		for i := int(l.events); i < len(events); i++ {
+			data := events[i]
+			if second.resumed {
+				data = strings.Replace(data, "[{", `[{"kvmesh":{"kv":"exact"},`, 1)
+			}
+			take(second, []byte(data))
+		}
+		if said != whole || len(l.choices[0].ids) != len(events) {
+			t.Errorf("cut at %d: %q, want %q; ids %v", cut, said, whole, l.choices[0].ids)
 		}
 	}
 }

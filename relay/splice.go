@@ -141,6 +141,9 @@ func (s *splicer) unify(l *ledger, data []byte, edits []edit) []edit {
 	}
 	if len(missing) > 0 {
 		at := bytes.IndexByte(data, '{') + 1
+		if bytes.HasPrefix(bytes.TrimLeft(data[at:], " \t\r\n"), []byte{'}'}) {
+			missing = missing[:len(missing)-1]
+		}
 		edits = append(edits, edit{span{at, at}, missing})
 	}
 	return edits

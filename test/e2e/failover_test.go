@@ -207,6 +207,7 @@ func TestStreamsOutliveWorker(t *testing.T) {
 		}
 		t.Logf("%d answers moved, and the worker was empty after %v; longest silence %v", moved, empty, gap)
 	})
+	t.Run("stopped before the first token", func(t *testing.T) { stoppedEarly(failover{t, m}) })
 	t.Run("killed twice", func(t *testing.T) { killedTwice(failover{t, m}, want[0]) })
 	t.Run("target killed", func(t *testing.T) {
 		f := failover{t, m}
@@ -254,6 +255,24 @@ func (f failover) one(q ask, events int, happen func(h *heard)) *heard {
 		f.Fatal(err)
 	}
 	return got
+}
+
+// stoppedEarly stops the worker of an answer that has not begun: the control plane does
+// not hear it any more, and another is asked.
+func stoppedEarly(f failover) {
+	f.ready()
+	home, err := streamed(f.Context(), f.m, ask{path: "/completions", body: `{"model":"sim-1","prompt":"where","max_tokens":1,"stream":true}`, session: f.Name()}, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	stop := time.AfterFunc(500*time.Millisecond, func() { f.m.Signal(f, home.worker, syscall.SIGSTOP) })
+	defer stop.Stop()
+	start := time.Now()
+	got, err := streamed(f.Context(), f.m, ask{path: "/completions", body: `{"model":"sim-1","prompt":"x","max_tokens":3,"stream":true,"sim":{"ttft_ms":2000}}`, session: f.Name()}, nil)
+	f.m.Signal(f, home.worker, syscall.SIGCONT)
+	if err != nil || !got.done || got.worker == home.worker || time.Since(start) > 20*time.Second {
+		f.Errorf("%v, %+v after %v; %s was stopped", err, got, time.Since(start), home.worker)
+	}
 }
 
 // killedTwice kills the worker of an answer, and then the one that went on with it.
