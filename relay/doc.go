@@ -4,39 +4,66 @@
 //
 //	Envoy edge ── HTTP over a Unix socket ──▶ Relay ── HTTP/2 ──▶ Envoy egress ──▶ worker
 //
-// A request is a job. It makes one attempt after the other, each naming exactly
-// one worker, until an attempt delivers a first byte to the client; from then on
-// the answer is that worker's alone. What reaches the client is always one of:
+// A request is a job. It makes attempts, each naming exactly one worker, until its
+// answer is whole. What reaches the client is always one of:
 //
 //   - the worker's whole answer, unchanged but for headers of the mesh,
 //   - a stream of whole events that ends with [DONE],
 //   - a stream that ends with one error event and no [DONE],
 //   - OpenAI's error object under a status of 400 or more.
 //
-// What an attempt's end means, before the first byte and after it:
+// # Who does what
+//
+// The handler's goroutine runs the job: it begins attempts, looks at the clock, hears
+// what the fleet and operators want, and says the last word. Each attempt has a
+// goroutine that reads its worker's events and writes them to the client. Only one of
+// them at a time may: it holds the job's pen. The first attempt with a token to say
+// becomes the owner of the answer, and so does a later one, provided that the client
+// has not been told anything since that attempt was made.
+//
+// The ledger counts what the client has, by choice: token ids, and bytes of text. A
+// later attempt asks its worker to go on from there, and its events become those of the
+// same answer: same id, time, model and fingerprint; no role, finish or usage twice
+// (splice.go). A worker that does not say how it went on, or has other weights, is not
+// believed. Engines that tell no token ids go on by the text.
+//
+// An answer without streaming comes from our workers as a stream, too, and is put
+// together here, so it can go on like any other.
+//
+// # When
+//
+// What an attempt's end means, before the first token and after it:
 //
 //	the worker …                        before            after
-//	cannot be reached (Envoy's 503)     next, breaker     –
-//	is another one (421, other address) next              –
-//	answers 5xx                         next              –
-//	answers 503 in JSON (busy)          next, no blame    –
-//	answers 4xx                         passed on         –
-//	ends early, cuts, sends nonsense    next              error event
-//	is silent beyond the route's limit  504               error event
-//	reports an error in the stream      next              passed on, end
+//	cannot be reached (Envoy's 503)     next, breaker     move
+//	is another one (421, other address) next              move
+//	answers 5xx                         next              move
+//	answers 429, or 503 in JSON (busy)  next, no blame    move, later
+//	answers 4xx                         passed on         move
+//	says that the prompt is too long    next tier         –
+//	ends early, cuts, sends nonsense    next              move
+//	reports an error in the stream      next              move
+//	is silent for longer than it ever is  another beside  another beside
+//	drains, is UNHEALTHY or TIMEOUT     another beside    move
 //
-// "Next" is another worker after a short pause, for as long as the route's retries
-// and the gateway's retry budget last. When nobody delivers, the client gets the
-// last worker's own error where it has OpenAI's shape, else one of the relay's.
-// After the first byte nothing is repeated: what was delivered cannot be taken
-// back, and another worker would not go on from there.
+// "Next" is another worker of the pool after a short pause, for as long as the route's
+// retries and the gateway's retry budget last, then the route's next tier. When nobody
+// delivers, the client gets the last worker's own error where it has OpenAI's shape,
+// else one of the relay's.
+//
+// "Move" is a worker with the same weights that knows the relay, the best one by load
+// and free KV, so many at once per target. A worker that is left although it still talks
+// is not read until the other one has its first token; if that fails, it goes on.
+// "Another beside" is a hedge: whichever says something first goes on, and the other is
+// cancelled. Where most of a pool is sick at once, answers that flow stay. A stream that
+// may not move, or that nobody takes in time, ends in an error event with the reason.
 //
 // The route's time-outs are all counted here, none in Envoy. firstByte runs from
-// the arrival of the request, over all attempts, to the first token, or to the
-// headers of an answer without streaming; streamIdle from token to token, comments
-// of the worker not counted; request over everything. Time in which the client
+// the arrival of the request, over all attempts, to the first token, or to the end of
+// the answer of a foreign server without streaming; streamIdle from token to token,
+// comments of the worker not counted; request over everything. Time in which the client
 // does not read is not the worker's: it has a limit of its own (ClientStall).
 //
-// Memory per stream is bounded by the window of the HTTP/2 stream and one event:
-// the next event is read when the last one was taken by the client.
+// Memory per stream is bounded by the window of the HTTP/2 stream, one event, the
+// request's body for as long as another worker may be asked, and four bytes per token.
 package relay
