@@ -66,4 +66,15 @@
 //
 // Memory per stream is bounded by the window of the HTTP/2 stream, one event, the
 // request's body for as long as another worker may be asked, and four bytes per token.
+//
+// # Clients that come back
+//
+// A stream that its client asked to be kept (names.Resumable) is written to memory
+// instead, and each of its client's connections reads from there:
+//
+//	job ──▶ keptStream ──▶ listener ──▶ connection      Last-Event-ID finds it again
+//
+// While a listener is connected the job may be 64 KiB ahead of it. Without one the job
+// goes on until the route's retain is over, the stream's size is exceeded, or the budget
+// of all is needed. One lock guards all of that; see retained.
 package relay

@@ -67,27 +67,7 @@ func BenchmarkRelay(b *testing.B) {
 	dir := b.TempDir()
 	workers := startWorker(b, filepath.Join(dir, "egress"), tokens, pace)
 	defer workers.Close()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestRelayProcess$", "-relay-dir="+dir)
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "serving\n" {
-		b.Fatalf("relay process: %q, %v", line, err)
-	}
-	client := &http.Client{Transport: &http.Transport{
-		Protocols: h2c(),
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(dir, "relay"))
-		},
-	}}
+	cmd, stdin, client := startRelay(b, dir)
 	total := 0
 	for b.Loop() {
 		var wg sync.WaitGroup
@@ -109,6 +89,33 @@ func BenchmarkRelay(b *testing.B) {
 	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	b.ReportMetric(float64(cpu.Microseconds())/float64(total), "cpu-µs/token")
 	b.ReportMetric(0, "ns/op") // the pace's, not the relay's
+}
+
+// startRelay runs a relay until stdin is closed. The client speaks to it as Envoy does.
+func startRelay(t testing.TB, dir string) (cmd *exec.Cmd, stdin io.Closer, client *http.Client) {
+	t.Helper()
+	cmd = exec.Command(os.Args[0], "-test.run=^TestRelayProcess$", "-relay-dir="+dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "serving\n" {
+		t.Fatalf("relay process: %q, %v", line, err)
+	}
+	return cmd, in, &http.Client{Transport: &http.Transport{
+		Protocols: h2c(),
+		HTTP2:     &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10},
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(dir, "relay"))
+		},
+	}}
 }
 
 func h2c() *http.Protocols {
@@ -148,14 +155,7 @@ func startWorker(b *testing.B, sock string, tokens int, pace time.Duration) *htt
 }
 
 func readStream(c *http.Client, tokens int) error {
-	req, err := http.NewRequest(http.MethodPost, "http://relay/v1/completions", strings.NewReader(`{"model":"model-of-the-workers","prompt":"p","stream":true}`))
-	if err != nil {
-		return err
-	}
-	req.Header.Set(names.Pool, "pool")
-	req.Header.Set(names.ModelRoute, "route")
-	req.Header.Set(names.Destination, "10.0.0.0:8000,10.0.0.1:8000")
-	resp, err := c.Do(req)
+	resp, err := ask(context.Background(), c)
 	if err != nil {
 		return err
 	}
