@@ -72,6 +72,21 @@ type Counted interface {
 	Stats() Stats
 }
 
+// Labeled is the ability of a store to remember what a fingerprint stands for.
+type Labeled interface {
+	// Label notes whose KV a fingerprint's is. The first label of a fingerprint stays
+	// until the fingerprint is dropped. It is cheap enough for every block.
+	Label(ctx context.Context, f Fingerprint, l Label) error
+}
+
+// Label says in words what a fingerprint stands for. It never has anything of a prompt.
+type Label struct {
+	// Model is the name under which the model is served.
+	Model string `json:"model"`
+	// Text is what was hashed.
+	Text string `json:"text,omitempty"`
+}
+
 // The errors that callers act on. All of them mean: go on without the store.
 var (
 	// ErrNotFound says that a store does not have a block.

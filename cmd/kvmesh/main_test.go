@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 // network are in test/e2e.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
-		Dir: filepath.Join("testdata", "script"),
+		Dir:  filepath.Join("testdata", "script"),
+		Cmds: kvScripts(),
 		Condition: func(name string) (bool, error) {
 			if name != "root" {
 				return false, fmt.Errorf("unknown condition %q", name)

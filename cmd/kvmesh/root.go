@@ -59,7 +59,7 @@ func newRoot(e *env) *cobra.Command {
 	root.PersistentFlags().StringVar(&e.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
 	root.PersistentFlags().StringVar(&e.logFormat, "log-format", "text", "form of log lines on stderr: text or json")
 	grouped(root, "A mesh on this machine:", upCommand(e), demoCommand(e), initCommand(e), doctorCommand(e), fetchCommand(e), modelsCommand(e), purgeCommand(e))
-	grouped(root, "Looking at a running mesh:", workersCommand(e), streamsCommand(e), inspectCommand(e))
+	grouped(root, "Looking at a running mesh:", workersCommand(e), streamsCommand(e), inspectCommand(e), kvCommand(e))
 	grouped(root, "Changing a running mesh:", drainCommand(e), undrainCommand(e), migrateCommand(e), rolloutCommand(e), restartCommand(e), drillCommand(e))
 	grouped(root, "Each part alone:", controlPlaneCommand(e), gatewayCommand(e), workerCommand(e))
 	root.AddCommand(versionCommand(e), reapCommand(e))

@@ -7,6 +7,7 @@
 // os.Root. Names are hexadecimal.
 //
 //	control                             words that all processes map, see control.go
+//	models/FINGERPRINT/label            whose KV it is: a kvcache.Label as JSON
 //	models/FINGERPRINT/blocks/PARENT/KEY          one frame
 //	models/FINGERPRINT/tails/STREAM/fence         the highest attempt, mapped
 //	models/FINGERPRINT/tails/STREAM/cC-aA-sS      the S-th tail of attempt A at choice C

@@ -120,7 +120,7 @@ func New(cfg Config) (*Keeper, error) {
 func (k *Keeper) Session(m worker.Model, s worker.KVStream) worker.KVSession {
 	space := kvcache.NewSpace(m.Fingerprint, []byte(s.Salt))
 	return &session{
-		k: k, space: space, parent: space.Root,
+		k: k, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: m.Fingerprint},
 		tail: tail{spec: kvcache.TailSpec{Space: space, Stream: s.ID, Choice: s.Choice, Attempt: s.Attempt}},
 	}
 }

@@ -17,6 +17,7 @@ import (
 type session struct {
 	k     *Keeper
 	space kvcache.Space
+	label kvcache.Label // of the space
 
 	given   int         // tokens with which the generation began
 	next    int         // where the next full block begins
@@ -244,6 +245,7 @@ func (s *session) put(ctx context.Context, j job) error {
 	}
 	f, err := seal()
 	if err == nil {
+		s.name(ctx)
 		err = s.k.cfg.Store.Put(ctx, f)
 	}
 	if err != nil {
@@ -255,6 +257,16 @@ func (s *session) put(ctx context.Context, j job) error {
 		return nil
 	}
 	return s.tail.w.Rotate(f.Key, j.first+len(j.ids))
+}
+
+// name labels the space for those who look at the store, before each block, because
+// they may have dropped it. A space without a label works as well.
+func (s *session) name(ctx context.Context) {
+	if l, ok := s.k.cfg.Store.(kvcache.Labeled); ok {
+		if err := l.Label(ctx, s.space.Fingerprint, s.label); err != nil {
+			s.k.cfg.Log.Debug("label KV", "err", err)
+		}
+	}
 }
 
 // extend appends to the tail. Where the tail and the copy do not join, because

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func kvInvalidateCommand(o *kvStore) *cobra.Command {
+	var name, fingerprint string
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "invalidate (--model NAME | --fingerprint FP)",
+		Short: "Drop the KV of a model: refused at once, its bytes free",
+		Long: `Invalidate drops all blocks and tails of a model, or of one fingerprint, of all
+tenants. From then on no look-up finds them, and running streams of the model keep
+nothing more in their tails. A worker that still runs with it begins anew with
+the blocks it computes from now on: stop it first if those are not wanted.`,
+		Example: "  kvmesh kv invalidate --model gemma-3-270m\n  kvmesh kv invalidate --fingerprint 6f74ab7a8555b747 --dry-run",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if name == "" && fingerprint == "" {
+				return usagef("invalidate what? give --model or --fingerprint")
+			}
+			s, js, err := o.open()
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			list, err := o.models(c.Context(), s)
+			if err == nil {
+				list, err = pick(list, name, fingerprint)
+			}
+			if err != nil {
+				return err
+			}
+			views := []kvModel{}
+			for _, m := range list {
+				v := kvModelView(m)
+				views = append(views, v)
+				if !dryRun {
+					if err := s.Drop(c.Context(), m.Fingerprint); err != nil {
+						return err
+					}
+				}
+				if !js {
+					fmt.Fprintf(o.e.stdout, "%s %s (%s): %d blocks, %d tails, %d bytes\n",
+						dropVerb(dryRun), dash(v.Model), v.Fingerprint[:16], v.Blocks, v.Tails, v.BlockBytes+v.TailBytes)
+				}
+			}
+			if js {
+				return writeJSON(o.e.stdout, map[string]any{"dir": o.dir, "dropped": views, "dry_run": dryRun, "used_bytes": s.Stats().Used})
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&name, "model", "", "name under which the model is served; all its fingerprints")
+	c.Flags().StringVar(&fingerprint, "fingerprint", "", "fingerprint, or at least 8 digits that begin only one")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be dropped and drop nothing")
+	return c
+}
+
+func dropVerb(dryRun bool) string {
+	if dryRun {
+		return "would drop"
+	}
+	return "dropped"
+}
+
+// kvGC is the result of `kvmesh kv gc`.
+type kvGC struct {
+	Dir     string `json:"dir"`
+	Swept   uint64 `json:"swept"`   // files of dead processes
+	Expired uint64 `json:"expired"` // tails
+	Evicted uint64 `json:"evicted"` // blocks
+	Freed   int64  `json:"freed_bytes"`
+	Used    int64  `json:"used_bytes"`
+}
+
+func kvGCCommand(o *kvStore) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "gc",
+		Short: "Remove what dead processes left and old tails, and make room",
+		Long: `Workers do the same every 30 seconds; this is for a store that none has open. With
+--limit the blocks that were not used for longest go until an eighth of it is free.`,
+		Example: "  kvmesh kv gc --kv-dir /dev/shm/kv\n  kvmesh kv gc --limit 1073741824",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if o.limit < 0 || o.tailTTL < 0 {
+				return usagef("--limit and --tail-ttl are not negative")
+			}
+			if o.limit == 0 {
+				o.limit = 1 << 60
+			}
+			s, js, err := o.open()
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			before := s.Stats().Used
+			if err := errors.Join(s.Sweep(c.Context(), time.Now()), s.MakeRoom(c.Context())); err != nil {
+				return err
+			}
+			st := s.Stats()
+			r := kvGC{o.dir, st.Swept, st.Expired, st.Evictions, max(0, before-st.Used), st.Used}
+			if js {
+				return writeJSON(o.e.stdout, r)
+			}
+			_, err = fmt.Fprintf(o.e.stdout, "%d files of dead processes, %d old tails and %d blocks removed; %d bytes freed, %d in use\n",
+				r.Swept, r.Expired, r.Evicted, r.Freed, r.Used)
+			return err
+		},
+	}
+	c.Flags().Int64Var(&o.limit, "limit", 0, "bytes that the store may have; 0 evicts nothing")
+	c.Flags().DurationVar(&o.tailTTL, "tail-ttl", 0, "age without an append at which a tail goes (default 10m, as workers have it)")
+	return c
+}
