@@ -65,7 +65,8 @@ type Config struct {
 	// attempts; 0.2. MinRetries are allowed however few requests run; 10.
 	RetryShare float64
 	MinRetries int64
-	// MovesAtOnce is how many answers at a time may begin to go on at one worker; 32.
+	// MovesAtOnce is how many answers at a time may begin to go on at a worker that does
+	// not tell how many requests it runs at once; 32. One that does takes as many.
 	MovesAtOnce int64
 }
 

@@ -66,7 +66,7 @@ func (p *pace) silence(least time.Duration) time.Duration {
 
 // byWorker keeps one T per worker id. Safe for concurrent use.
 type byWorker[T any] struct {
-	make func() *T
+	make func(id string) *T
 	mu   sync.Mutex
 	m    map[string]*T
 }
@@ -80,7 +80,7 @@ func (b *byWorker[T]) of(id string) *T {
 		if b.m == nil {
 			b.m = map[string]*T{}
 		}
-		t = b.make()
+		t = b.make(id)
 		b.m[id] = t
 	}
 	return t
@@ -112,4 +112,13 @@ func (p *pacer) enter(a *attempt) bool {
 	was := a.free
 	a.free = once(func() { turn.Release(1); was() })
 	return true
+}
+
+// turns is how many answers at once may begin to go on at a worker: as many as it runs.
+func (r *Relay) turns(id string) int64 {
+	info, _ := r.cfg.Picker.Info(id)
+	if info.MaxRunning == 0 {
+		return r.cfg.MovesAtOnce
+	}
+	return max(int64(info.MaxRunning), 4)
 }

@@ -80,8 +80,8 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r := &Relay{cfg: cfg, metrics: m, kept: kept, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
-	r.paces.make = func() *pace { return &pace{} }
-	r.pacer.make = func() *semaphore.Weighted { return semaphore.NewWeighted(cfg.MovesAtOnce) }
+	r.paces.make = func(string) *pace { return &pace{} }
+	r.pacer.make = func(id string) *semaphore.Weighted { return semaphore.NewWeighted(r.turns(id)) }
 	r.cut, r.cutNow = context.WithCancel(context.Background())
 	r.egress = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -1,0 +1,258 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/test/testmesh"
+)
+
+const failoverYAML = `apiVersion: kvmesh.io/v1alpha1
+kind: WorkerPool
+metadata: {name: sim}
+spec:
+  engine: sim
+  model: sim-1
+  local: [{id: worker-1}, {id: worker-2}, {id: worker-3}]
+  worker: {maxNumSeqs: 256}
+  sim: {ttft: 5ms, itl: 20ms}
+`
+
+// startMesh runs a mesh of three simulated workers behind a real Envoy.
+func startMesh(b *testing.B) *testmesh.Mesh {
+	b.Helper()
+	bin, err := testmesh.Build(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return testmesh.StartPolicy(b, bin, failoverYAML)
+}
+
+// cpuOf is the processor time that a process has used.
+func cpuOf(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		b.Skipf("no processor times here: %v", err)
+	}
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	user, _ := strconv.Atoi(f[11]) // the kernel writes numbers
+	system, _ := strconv.Atoi(f[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// splicer is a client of simulated streams: of the mesh, or of the workers themselves,
+// which it then splices in the simplest way.
+type splicer struct {
+	b      *testing.B
+	secret string   // "" asks the mesh
+	urls   []string // of the mesh, or of the workers in order
+	tokens int
+	ready  func() // called once the stream has 20 events
+}
+
+// silence reads stream i and returns the longest time between two of its events.
+func (s *splicer) silence(i int) time.Duration {
+	var longest time.Duration
+	var ids []int32
+	text := 0
+	last := time.Now()
+	for attempt := 1; ; attempt++ {
+		if attempt > 2 {
+			s.b.Errorf("stream %d ended after %d of %d tokens", i, len(ids), s.tokens)
+			return longest
+		}
+		resp, err := s.post(i, attempt, ids, text)
+		if err != nil {
+			continue
+		}
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			if data == "[DONE]" {
+				resp.Body.Close()
+				return longest
+			}
+			var c struct {
+				Choices []struct {
+					Text string
+					IDs  []int32 `json:"token_ids"`
+				}
+			}
+			if json.Unmarshal([]byte(data), &c) != nil || len(c.Choices) != 1 {
+				break
+			}
+			now := time.Now()
+			if len(ids) > 0 {
+				longest = max(longest, now.Sub(last))
+			}
+			last = now
+			ids, text = append(ids, c.Choices[0].IDs...), text+len(c.Choices[0].Text)
+			if len(ids) == 20 && attempt == 1 {
+				s.ready()
+			}
+		}
+		resp.Body.Close()
+	}
+}
+
+// post asks for stream i, or for its rest.
+func (s *splicer) post(i, attempt int, ids []int32, text int) (*http.Response, error) {
+	body := map[string]any{"model": "sim-1", "prompt": fmt.Sprint("number ", i), "max_tokens": s.tokens, "ignore_eos": true, "stream": true, "temperature": 0, "return_token_ids": true, "sim": map[string]any{"max": 0}}
+	stream := fmt.Sprint("bench-", i)
+	if s.secret != "" {
+		field := map[string]any{"token_ids": true}
+		if len(ids) > 0 {
+			field["resume"] = map[string]any{"stream": stream, "attempt": attempt, "choices": []any{map[string]any{"index": 0, "token_ids": ids, "text_bytes": text}}}
+		}
+		body["kvmesh"] = field
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	url := s.urls[min(attempt, len(s.urls))-1]
+	req, err := http.NewRequest(http.MethodPost, url+"/completions", bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("x-session-id", "bench")
+	if s.secret != "" {
+		req.Header.Set(names.Relay, s.secret)
+		req.Header.Set(names.Stream, stream)
+		req.Header.Set(names.Attempt, strconv.Itoa(attempt))
+	}
+	return http.DefaultClient.Do(req)
+}
+
+// killed runs streams and kills a worker once all flow; it returns the sorted silences.
+func (s *splicer) killed(m *testmesh.Mesh, streams int, worker string) []time.Duration {
+	var flowing sync.WaitGroup
+	flowing.Add(streams)
+	s.ready = flowing.Done
+	go func() {
+		flowing.Wait()
+		m.Signal(s.b, worker, syscall.SIGKILL)
+	}()
+	out := make([]time.Duration, streams)
+	var wg sync.WaitGroup
+	for i := range streams {
+		wg.Go(func() { out[i] = s.silence(i) })
+	}
+	wg.Wait()
+	slices.Sort(out)
+	return out
+}
+
+// BenchmarkFailover kills the worker of 100 streams and measures the longest silence that
+// each client sees: through the whole mesh, and by the simplest splice there is, straight
+// from worker to worker. Both include the engine's own 20 ms per token and 5 ms before
+// the first.
+func BenchmarkFailover(b *testing.B) {
+	const streams, tokens = 100, 100
+	m := startMesh(b)
+	ready := func() (list []fleet.WorkerView) {
+		testmesh.Eventually(b, "all workers are well", time.Minute, func() bool {
+			list = m.Workers(b)
+			return !slices.ContainsFunc(list, func(w fleet.WorkerView) bool { return w.Status != "HEALTHY" })
+		})
+		return list
+	}
+	secret, err := os.ReadFile(secretFile(b, m))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var mesh, bare []time.Duration
+	for b.Loop() {
+		ready()
+		mesh = append(mesh, (&splicer{b: b, urls: []string{m.OpenAI}, tokens: tokens}).killed(m, streams, home(b, m))...)
+		list := ready()
+		urls := []string{"http://" + list[0].Address + "/v1", "http://" + list[1].Address + "/v1"}
+		bare = append(bare, (&splicer{b: b, secret: strings.TrimSpace(string(secret)), urls: urls, tokens: tokens}).killed(m, streams, list[0].ID)...)
+	}
+	slices.Sort(mesh)
+	slices.Sort(bare)
+	at := func(d []time.Duration, share float64) float64 {
+		return d[int(share*float64(len(d)-1))].Seconds() * 1000
+	}
+	b.ReportMetric(at(mesh, .5), "mesh-p50-ms")
+	b.ReportMetric(at(mesh, .99), "mesh-p99-ms")
+	b.ReportMetric(at(bare, .5), "bare-p50-ms")
+	b.ReportMetric(at(bare, .99), "bare-p99-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+// home is the worker of the benchmark's session.
+func home(b *testing.B, m *testmesh.Mesh) string {
+	b.Helper()
+	resp, err := (&splicer{b: b, urls: []string{m.OpenAI}, tokens: 1}).post(0, 1, nil, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	return resp.Header.Get(names.Worker)
+}
+
+// secretFile is the file with the secret of the mesh's relay.
+func secretFile(b *testing.B, m *testmesh.Mesh) string {
+	b.Helper()
+	data, err := os.ReadFile(filepath.Join(m.Dir, ".kvmesh", "up.json"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var up struct {
+		RunDir string `json:"run_dir"`
+	}
+	if err := json.Unmarshal(data, &up); err != nil {
+		b.Fatal(err)
+	}
+	return filepath.Join(up.RunDir, "relay.secret")
+}
+
+// BenchmarkMeshStreams measures the processor time per token of gateway, Envoy and
+// workers, at 100 streams of 50 tokens per second.
+func BenchmarkMeshStreams(b *testing.B) {
+	const streams, tokens = 100, 200
+	m := startMesh(b)
+	parts := m.Parts()
+	before := map[string]time.Duration{}
+	for name, pid := range parts {
+		before[name] = cpuOf(b, pid)
+	}
+	total := 0
+	for b.Loop() {
+		var wg sync.WaitGroup
+		for i := range streams {
+			wg.Go(func() { (&splicer{b: b, urls: []string{m.OpenAI}, tokens: tokens, ready: func() {}}).silence(i) })
+		}
+		wg.Wait()
+		total += streams * tokens
+	}
+	used := map[string]time.Duration{}
+	for name, pid := range parts {
+		kind, _, _ := strings.Cut(name, "-")
+		used[kind] += cpuOf(b, pid) - before[name]
+	}
+	for _, kind := range []string{"gateway", "envoy", "worker"} {
+		b.ReportMetric(float64(used[kind].Microseconds())/float64(total), kind+"-cpu-µs/token")
+	}
+	b.ReportMetric(0, "ns/op")
+}
