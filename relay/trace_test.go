@@ -35,7 +35,7 @@ func TestTrace(t *testing.T) {
 				t.Errorf("worker %d got traceparent %s, want %s", i, tp, want)
 			}
 			for _, a := range s.Attributes {
-				if strings.Contains(a.Value.Emit(), "stream-1") {
+				if strings.Contains(a.Value.String(), "stream-1") {
 					t.Errorf("%s tells the stream's id", a.Key)
 				}
 			}
@@ -45,8 +45,8 @@ func TestTrace(t *testing.T) {
 			"kvmesh.worker": "w2", "kvmesh.cause": "lost", "kvmesh.attempt": "2", "kvmesh.result": "ok", "kvmesh.kv": "restored",
 			"kvmesh.restored_tokens": "4", "kvmesh.computed_tokens": "1", "gen_ai.request.model": "m",
 		} {
-			if v, ok := attrs.Value(key); !ok || v.Emit() != want {
-				t.Errorf("%s is %q, want %q", key, v.Emit(), want)
+			if v, ok := attrs.Value(key); !ok || v.String() != want {
+				t.Errorf("%s is %q, want %q", key, v.String(), want)
 			}
 		}
 		if list[0].Status.Code != codes.Error || list[1].Status.Code == codes.Error {

@@ -176,7 +176,7 @@ func BenchmarkFailover(b *testing.B) {
 		})
 		return list
 	}
-	secret, err := os.ReadFile(secretFile(b, m))
+	secret, err := os.ReadFile(filepath.Join(m.RunDir(b), "relay.secret"))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -209,22 +209,6 @@ func home(b *testing.B, m *testmesh.Mesh) string {
 	}
 	defer resp.Body.Close()
 	return resp.Header.Get(names.Worker)
-}
-
-// secretFile is the file with the secret of the mesh's relay.
-func secretFile(b *testing.B, m *testmesh.Mesh) string {
-	b.Helper()
-	data, err := os.ReadFile(filepath.Join(m.Dir, ".kvmesh", "up.json"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	var up struct {
-		RunDir string `json:"run_dir"`
-	}
-	if err := json.Unmarshal(data, &up); err != nil {
-		b.Fatal(err)
-	}
-	return filepath.Join(up.RunDir, "relay.secret")
 }
 
 // BenchmarkMeshStreams measures the processor time per token of gateway, Envoy and

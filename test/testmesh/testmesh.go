@@ -242,6 +242,22 @@ func Eventually(t testing.TB, what string, limit time.Duration, ok func() bool) 
 	}
 }
 
+// RunDir returns the folder of this run's sockets and generated files.
+func (m *Mesh) RunDir(t testing.TB) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.Dir, ".kvmesh", "up.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var up struct {
+		RunDir string `json:"run_dir"`
+	}
+	if err := json.Unmarshal(data, &up); err != nil {
+		t.Fatal(err)
+	}
+	return up.RunDir
+}
+
 // Gateway returns the URL of the gateway's /health and /metrics.
 func (m *Mesh) Gateway(t testing.TB) string {
 	t.Helper()
