@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/codec"
 )
 
 // StateParts cuts a range of KV, as this engine copies it out, into its description and
@@ -113,4 +114,28 @@ func (r *stateReader) u64() uint64 {
 		return 0
 	}
 	return binary.LittleEndian.Uint64(r.data[at:])
+}
+
+// StateShape says what matrix is in a part that StateParts has cut; false = it is not
+// one, or not of floats. A tensor's type is 0 for f32 and 1 for f16.
+func StateShape(p kvcache.Part, part []byte) (codec.Shape, bool) {
+	const prefix = 12 // type and bytes of a row
+	if p.Plane != kvcache.PlaneKeys && p.Plane != kvcache.PlaneValues || len(part) <= prefix {
+		return codec.Shape{}, false
+	}
+	s := codec.Shape{Elem: codec.F32, Prefix: prefix, Plane: p.Plane}
+	size := 4
+	switch binary.LittleEndian.Uint32(part) {
+	case 0:
+	case 1:
+		s.Elem, size = codec.F16, 2
+	default:
+		return codec.Shape{}, false
+	}
+	row := binary.LittleEndian.Uint64(part[4:])
+	if row < 1 || row > uint64(len(part)) || (len(part)-prefix)%int(row) != 0 || int(row)%size != 0 {
+		return codec.Shape{}, false
+	}
+	s.Rows, s.Cols = (len(part)-prefix)/int(row), int(row)/size
+	return s, s.Validate() == nil
 }
