@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
@@ -23,7 +22,7 @@ type assembler struct {
 
 // assembled is one choice.
 type assembled struct {
-	text   strings.Builder
+	text   []byte // no strings.Builder: choices are copied as their list grows
 	calls  []openai.ToolCall
 	chat   *openai.ChatLogprobs
 	probs  *openai.TextLogprobs
@@ -53,13 +52,18 @@ func (w *assembler) add(data []byte, chat bool) error {
 	}
 	w.size += int64(len(data))
 	for _, c := range p.Choices {
+		if c.Index < 0 || c.Index >= mostChoices {
+			return fmt.Errorf("event of a worker: choice %d is none", c.Index)
+		}
 		for c.Index >= len(w.choices) {
 			w.choices = append(w.choices, assembled{})
 		}
 		to := &w.choices[c.Index]
-		to.text.WriteString(c.Added())
+		to.text = append(to.text, c.Added()...)
 		if c.Delta != nil {
-			to.call(c.Delta.ToolCalls)
+			if err := to.call(c.Delta.ToolCalls); err != nil {
+				return err
+			}
 		}
 		if c.FinishReason != nil {
 			to.finish = c.FinishReason
@@ -72,8 +76,11 @@ func (w *assembler) add(data []byte, chat bool) error {
 }
 
 // call adds pieces of tool calls.
-func (c *assembled) call(deltas []openai.ToolCallDelta) {
+func (c *assembled) call(deltas []openai.ToolCallDelta) error {
 	for _, d := range deltas {
+		if d.Index < 0 || d.Index >= mostChoices {
+			return fmt.Errorf("event of a worker: call %d is none", d.Index)
+		}
 		for d.Index >= len(c.calls) {
 			c.calls = append(c.calls, openai.ToolCall{})
 		}
@@ -83,6 +90,7 @@ func (c *assembled) call(deltas []openai.ToolCallDelta) {
 		}
 		to.Function.Arguments += d.Function.Arguments
 	}
+	return nil
 }
 
 // addProbs adds log-probabilities in the form of the endpoint.
@@ -123,7 +131,7 @@ func (w *assembler) answer(chat bool) any {
 		for i := range w.choices {
 			c := &w.choices[i]
 			out.Choices = append(out.Choices, openai.ChatChoice{
-				Index: i, Message: openai.ChatMessage{Role: "assistant", Content: c.text.String(), ToolCalls: c.calls},
+				Index: i, Message: openai.ChatMessage{Role: "assistant", Content: string(c.text), ToolCalls: c.calls},
 				Logprobs: c.chat, FinishReason: c.finish,
 			})
 		}
@@ -132,7 +140,7 @@ func (w *assembler) answer(chat bool) any {
 	out := openai.Completion{ID: h.ID, Object: "text_completion", Created: h.Created, Model: h.Model, SystemFingerprint: h.SystemFingerprint, Usage: w.usage}
 	for i := range w.choices {
 		c := &w.choices[i]
-		out.Choices = append(out.Choices, openai.TextChoice{Text: c.text.String(), Index: i, Logprobs: c.probs, FinishReason: c.finish})
+		out.Choices = append(out.Choices, openai.TextChoice{Text: string(c.text), Index: i, Logprobs: c.probs, FinishReason: c.finish})
 	}
 	return out
 }

@@ -142,9 +142,9 @@ func (j *job) restOf(p place, assemble bool) []byte {
 	if p.model != "" {
 		body = req.Rewritten(p.model, req.Clamp(p.most))
 	}
-	if assemble && req.Raw("stream") != nil {
+	if assemble && (req.Has("stream") || req.Has("stream_options")) {
 		if again, err := openai.Parse(req.Endpoint, body); err == nil { // as it did before
-			body = again.Without("stream")
+			body = again.Without("stream", "stream_options")
 		}
 	}
 	return body[strings.IndexByte(string(body[:min(len(body), 64)]), '{')+1:]

@@ -89,6 +89,11 @@ func (r *Request) Raw(name string) []byte {
 	return nil
 }
 
+// Has reports whether the body has a top-level field, be it null.
+func (r *Request) Has(name string) bool {
+	return slices.ContainsFunc(r.fields, func(f field) bool { return f.name == name })
+}
+
 // Parse reads a request body. It refuses what no worker could serve: malformed
 // JSON, non-UTF-8, duplicate names, a missing model, wrong types and values out
 // of range; fields it does not know pass. Large fields are checked for their
