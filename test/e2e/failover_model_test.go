@@ -77,6 +77,21 @@ func modelAsks(t testing.TB, n int) []asked {
 	return out
 }
 
+// movesOf counts the moves of a kind. The cause of a death is what was noticed first: that
+// the connection broke, or that the control plane says so.
+func movesOf(t *testing.T, m *testmesh.Mesh, kind string) (n float64) {
+	for _, cause := range []string{"lost", "unhealthy", "timeout", "stall", "draining"} {
+		n += relayMetric(t, m, fmt.Sprintf(`kvmesh_relay_moves_total{cause="%s",kind="%s"`, cause, kind))
+	}
+	return n
+}
+
+// movesFromKV counts the moves that restored KV. A worker that checks itself at that
+// moment is not alone with the stream, which is then told as restored, not as exact.
+func movesFromKV(t *testing.T, m *testmesh.Mesh) float64 {
+	return movesOf(t, m, "exact") + movesOf(t, m, "restored")
+}
+
 // TestModelOutlivesWorker kills, stops and drains the worker of a stream, one after the
 // other, at random places: the answer is, token by token, that of an undisturbed run, and
 // its KV is restored each time.
@@ -91,13 +106,13 @@ func TestModelOutlivesWorker(t *testing.T) {
 	f := failover{t, m}
 	rnd := rand.New(rand.NewPCG(5, 6))
 	kinds := []struct {
-		name, cause string
-		happen      func(worker string)
-		after       func(worker string)
+		name   string
+		happen func(worker string)
+		after  func(worker string)
 	}{
-		{"kill", "lost", func(w string) { m.Signal(t, w, syscall.SIGKILL) }, func(string) {}},
-		{"stop", "stall", func(w string) { m.Signal(t, w, syscall.SIGSTOP) }, func(w string) { m.Signal(t, w, syscall.SIGCONT) }},
-		{"drain", "draining", func(w string) {
+		{"kill", func(w string) { m.Signal(t, w, syscall.SIGKILL) }, func(string) {}},
+		{"stop", func(w string) { m.Signal(t, w, syscall.SIGSTOP) }, func(w string) { m.Signal(t, w, syscall.SIGCONT) }},
+		{"drain", func(w string) {
 			if err := fleet.NewClient(m.API).Drain(t.Context(), w, true); err != nil {
 				t.Error(err)
 			}
@@ -112,13 +127,7 @@ func TestModelOutlivesWorker(t *testing.T) {
 		at := 2 + rnd.IntN(modelTokens-10)
 		f.ready()
 		before := relayMetric(t, m, `kvmesh_relay_moves_total`)
-		// A worker that checks itself at that moment is not alone with the stream, which is
-		// then told as restored.
-		fromKV := func() float64 {
-			return relayMetric(t, m, fmt.Sprintf(`kvmesh_relay_moves_total{cause="%s",kind="exact"`, k.cause)) +
-				relayMetric(t, m, fmt.Sprintf(`kvmesh_relay_moves_total{cause="%s",kind="restored"`, k.cause))
-		}
-		kept := fromKV()
+		kept := movesFromKV(t, m)
 		worker, left := "", 0
 		start := time.Now()
 		got := f.one(q.ask, at, func(h *heard) {
@@ -134,13 +143,11 @@ func TestModelOutlivesWorker(t *testing.T) {
 			t.Errorf("stream %d: usage %+v", i, got.usage)
 		}
 		moved := relayMetric(t, m, `kvmesh_relay_moves_total`) - before
-		if now := fromKV(); moved != 1 || now != kept+1 || left < 2 {
-			t.Errorf("stream %d, %s with %d tokens left: %v moves, %v of that cause with KV", i, k.name, left, moved, now-kept)
+		if now := movesFromKV(t, m); moved != 1 || now != kept+1 || left < 2 {
+			t.Errorf("stream %d, %s with %d tokens left: %v moves, %v of them with KV", i, k.name, left, moved, now-kept)
 		}
 		t.Logf("stream %d: %s of %s with %d tokens left, longest silence %v, took %v", i, k.name, worker, left, got.longest, time.Since(start))
 	}
 	computed, all := relayMetric(t, m, "kvmesh_relay_replayed_tokens_total"), relayMetric(t, m, "kvmesh_relay_restored_tokens_total")
-	t.Logf("%v tokens restored and %v computed again in %d moves, %v of them exact", all, computed, len(asks),
-		relayMetric(t, m, `kvmesh_relay_moves_total{cause="lost",kind="exact"`)+relayMetric(t, m, `kvmesh_relay_moves_total{cause="stall",kind="exact"`)+
-			relayMetric(t, m, `kvmesh_relay_moves_total{cause="draining",kind="exact"`))
+	t.Logf("%v tokens restored and %v computed again in %d moves, %v of them exact", all, computed, len(asks), movesOf(t, m, "exact"))
 }
