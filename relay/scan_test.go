@@ -285,10 +285,10 @@ func FuzzSplice(f *testing.F) {
 // it are the whole.
 func TestSpliceAtEveryByte(t *testing.T) {
 	var events []string
-	whole := ""
+	var whole strings.Builder
 	for i, text := range []string{"a", "é", "", "😀", " b", "\\n", "end"} {
 		events = append(events, fmt.Sprintf(`{"id":"x","choices":[{"token_ids":[%d],"index":0,"text":"%s"}]}`, i, text))
-		whole += text
+		whole.WriteString(text)
 	}
 	raw := "data: " + strings.Join(events, "\n\ndata: ") + "\n\n"
 	for cut := range len(raw) + 1 {
@@ -323,8 +323,8 @@ func TestSpliceAtEveryByte(t *testing.T) {
 			}
 			take(second, []byte(data))
 		}
-		if said != whole || len(l.choices[0].ids) != len(events) {
-			t.Errorf("cut at %d: %q, want %q; ids %v", cut, said, whole, l.choices[0].ids)
+		if said != whole.String() || len(l.choices[0].ids) != len(events) {
+			t.Errorf("cut at %d: %q, want %q; ids %v", cut, said, whole.String(), l.choices[0].ids)
 		}
 	}
 }

@@ -107,16 +107,16 @@ func checkKind(t *testing.T, k kind, got *heard, want *ledger) {
 		t.Fatalf("done %v, %s, usage %+v, want %d and %d", got.done, got.failure, got.usage, want.Prompt, want.Completion)
 	}
 	for i, c := range want.Choices {
-		calls := ""
+		var calls strings.Builder
 		for _, call := range c.Calls {
-			calls += call.Names + call.Arguments
+			calls.WriteString(call.Names + call.Arguments)
 		}
 		args := got.args[i]
 		if len(c.Calls) > 0 { // the ids of calls differ from stream to stream
 			args = args[strings.Index(args, c.Calls[0].Names):]
 		}
-		if !k.loose && (got.text[i] != c.Text || args != calls || got.finish[i] != c.Finish) {
-			t.Errorf("choice %d:\n%q %q %s, want\n%q %q %s", i, got.text[i], args, got.finish[i], c.Text, calls, c.Finish)
+		if !k.loose && (got.text[i] != c.Text || args != calls.String() || got.finish[i] != c.Finish) {
+			t.Errorf("choice %d:\n%q %q %s, want\n%q %q %s", i, got.text[i], args, got.finish[i], c.Text, calls.String(), c.Finish)
 		}
 		if k.check != nil {
 			whole := told{Text: got.text[i], Finish: got.finish[i]}
