@@ -1,7 +1,9 @@
 package envoy_test
 
 import (
+	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -160,11 +162,37 @@ func TestServesWithoutGateway(t *testing.T) {
 			t.Errorf("gateway dead: %s with Last-Event-ID: %d %s", method, got.status, got.body)
 		}
 	}
+	for path, want := range map[string]int{"/a%zz": 400, "/v1/models%": 400, "/%4?x=1": 400, "/%e4%2Fb?x=%zz": 200} {
+		if status, body := m.sendRaw(path); status != want || status == 400 && !strings.Contains(body, `"invalid_request_error"`) {
+			t.Errorf("gateway dead: GET %s: %d %s, want %d", path, status, body, want)
+		}
+	}
 	for range 20 {
 		if got := m.send("POST", "/v1/chat/completions", strings.NewReader("{}")); got.status != 200 {
 			t.Fatalf("gateway dead: status %d", got.status)
 		}
 	}
+}
+
+// sendRaw sends a GET for a target that Go's client would refuse.
+func (m *mesh) sendRaw(target string) (status int, body string) {
+	m.t.Helper()
+	conn, err := net.Dial("tcp", m.cfg.Edge)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", target)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
 }
 
 func anyGateway(m *mesh) bool {

@@ -26,10 +26,10 @@ const (
 	maxHeaders    = 100
 	// requestHeaders is how long a client may take to send its headers.
 	requestHeaders = 10 * time.Second
-	// delayedClose is how long a connection lives on that Envoy closes before the
-	// client has sent everything: what the client still sends must not turn the
-	// answer that is on its way into a reset.
-	delayedClose = 10 * time.Second
+	// delayedClose is how long a connection lives on that Envoy closes, so that the end
+	// of an answer is not overtaken by a reset. It also is how long the client of a
+	// broken answer waits to hear of it, so it is short; refused bodies are read first.
+	delayedClose = time.Second
 	// maxStreams is how many streams one HTTP/2 connection may carry.
 	maxStreams = 10000
 )

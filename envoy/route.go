@@ -7,6 +7,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -45,7 +46,7 @@ func Routes(c Config) []*routev3.RouteConfiguration {
 	}
 }
 
-// edgeRoutes lists the routes in order of match: the health check, the relay when
+// edgeRoutes lists the routes in order of match: the health check, what is nobody's, the relay when
 // the gateway chose it, a pool the gateway chose, a pool by the model's name (set
 // by the filter at the edge, for the time without gateway), and the default pool.
 func edgeRoutes(c Config) []*routev3.Route {
@@ -53,7 +54,7 @@ func edgeRoutes(c Config) []*routev3.Route {
 	for _, p := range names.PrivatePaths() {
 		routes = append(routes, private(p))
 	}
-	routes = append(routes, relayRoute(c))
+	routes = append(routes, brokenEscape(), relayRoute(c))
 	// A pool that the gateway chose for a ModelRoute keeps that route's time-outs.
 	for _, r := range c.Policy.Routes {
 		for i, t := range r.Tiers {
@@ -109,6 +110,17 @@ func healthz(path string) *routev3.Route {
 func private(path string) *routev3.Route {
 	r := direct("private "+path, 404, "")
 	r.Match = &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_PathSeparatedPrefix{PathSeparatedPrefix: path}}
+	return r
+}
+
+// brokenEscape refuses a path with a % that no two hexadecimal digits follow: servers
+// in Go would reset the stream. The gateway says so first, after reading the body.
+func brokenEscape() *routev3.Route {
+	r := direct("broken escape", 400, "")
+	r.TypedPerFilterConfig = nil
+	r.Match = &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_SafeRegex{SafeRegex: &matcherv3.RegexMatcher{
+		Regex: `.*%([^0-9A-Fa-f].*|[0-9A-Fa-f][^0-9A-Fa-f].*|[0-9A-Fa-f]?)`,
+	}}}
 	return r
 }
 

@@ -87,6 +87,13 @@ func (e *Exchange) Done() bool { return e.phase == answered }
 // headers decides by the request's head alone, or asks for the body.
 func (e *Exchange) headers(now time.Time, m *extprocv3.HttpHeaders) *extprocv3.ProcessingResponse {
 	e.head = readHead(m.GetHeaders().GetHeaders())
+	if e.head.broken { // Go's servers reset such a stream, which reads as a fault of theirs
+		no := e.refuse(openai.Errorf(http.StatusBadRequest, "The path has an invalid escape: want %% and two hexadecimal digits."))
+		if m.GetEndOfStream() {
+			return no
+		}
+		return e.later(no)
+	}
 	ep, ok := openai.EndpointOf(e.head.path)
 	if !ok {
 		return e.elsewhere(now)

@@ -248,6 +248,8 @@ func TestRefusals(t *testing.T) {
 		{"unknown model", "POST", "/v1/completions", `{"model":"nope","prompt":"p"}`, nil, 404, "nope", "model", [2]string{}},
 		{"no worker", "POST", "/v1/completions", `{"model":"dead","prompt":"p"}`, nil, 503, "No worker", "", [2]string{"retry-after", "1"}},
 		{"unknown card", "GET", "/v1/models/nope", "", nil, 404, "nope", "model", [2]string{}},
+		{"invalid escape", "GET", "/a%zz", "", nil, 400, "", "", [2]string{}},
+		{"cut escape", "GET", "/v1/models%4?a=b", "", nil, 400, "", "", [2]string{}},
 		{"path not UTF-8", "PUT\xff", "/v1/completions?\xff", "", nil, 405, "POST", "", [2]string{}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

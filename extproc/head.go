@@ -15,6 +15,7 @@ import (
 type head struct {
 	method  string
 	path    string // without query, escapes decoded as the workers' servers do
+	broken  bool   // the path has an escape that stands for nothing
 	length  int64  // content-length, -1 when not given (chunked)
 	encoded bool   // a content-encoding other than identity
 	last    string // the event that a client has which comes back to a stream
@@ -31,7 +32,8 @@ func readHead(hs []*corev3.HeaderValue) head {
 			h.method = value(v)
 		case ":path":
 			h.path, _, _ = strings.Cut(value(v), "?")
-			if plain, err := url.PathUnescape(h.path); err == nil {
+			plain, err := url.PathUnescape(h.path)
+			if h.broken = err != nil; !h.broken {
 				h.path = plain // else /v1%2Fcompletions would go round the gateway
 			}
 		case "content-length":

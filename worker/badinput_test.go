@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -75,11 +76,19 @@ func TestBadInput(t *testing.T) {
 		{"logit_bias out of range", chatPath, `{"model":"sim","logit_bias":{"5":101},` + hi + `}`, 400, "logit_bias", ""},
 		{"logit_bias for no id", chatPath, `{"model":"sim","logit_bias":{"x":1},` + hi + `}`, 400, "logit_bias", ""},
 		{"echo with logprobs", textPath, `{"model":"sim","echo":true,"logprobs":1,"prompt":"x"}`, 400, "echo", ""},
+		{"suffix of the wrong type", textPath, `{"model":"sim","suffix":7,"prompt":"x"}`, 400, "suffix", ""},
+		{"text part without text", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text"}]}]}`, 400, "messages[0].content[1].text", ""},
+		{"text part of null", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":null}]}]}`, 400, "messages[0].content[0].text", ""},
+		{"text part of a number", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":5}]}]}`, 400, "messages[0].content[0].text", ""},
+		{"instruction of the wrong type", textPath, `{"model":"sim","sim":{"ttft_ms":"x"},"prompt":"x"}`, 400, "sim", ""},
 		{"unknown instruction", textPath, `{"model":"sim","sim":{"explode":1},"prompt":"x"}`, 400, "sim", ""},
 		{"body too large", textPath, `{"model":"sim","prompt":"` + strings.Repeat("x", 1<<16) + `"}`, 413, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := decode[apiError](t, r.post(t, c.path, c.body), c.status)
+			if strings.Contains(e.Error.Message, "unmarshal") || strings.Contains(e.Error.Message, "Go ") {
+				t.Errorf("the message speaks of our insides: %s", e.Error.Message)
+			}
 			if e.param() != c.param || e.code() != c.code || e.Error.Type != "invalid_request_error" || e.Error.Message == "" {
 				t.Errorf("param %q code %q, want %q %q: %+v", e.param(), e.code(), c.param, c.code, e.Error)
 			}
@@ -168,4 +177,46 @@ func TestQueueFull(t *testing.T) {
 	if e := decode[apiError](t, resp, 429); resp.Header.Get("Retry-After") == "" || e.Error.Type != "rate_limit_error" {
 		t.Errorf("Retry-After %q, %+v", resp.Header.Get("Retry-After"), e)
 	}
+}
+
+// A refusal comes after the body was read, so a client that only sends gets it, and its
+// connection serves on.
+func TestRefusedBodiesAreRead(t *testing.T) {
+	r := start(t, sim.Config{}, worker.Config{})
+	big := strings.Repeat("x", 5<<20)
+	for _, c := range []struct {
+		method, path string
+		status       int
+	}{
+		{http.MethodPost, "/v1/responses", 404},
+		{http.MethodPost, "/v1/models", 405},
+		{http.MethodPut, textPath, 405},
+	} {
+		body := &counted{Reader: strings.NewReader(big)}
+		req, err := http.NewRequestWithContext(t.Context(), c.method, r.base+c.path, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := r.client.Do(req)
+		if err != nil {
+			t.Errorf("%s %s: %v", c.method, c.path, err)
+			continue
+		}
+		decode[apiError](t, resp, c.status)
+		if n := body.n.Load(); n != int64(len(big)) || resp.Close {
+			t.Errorf("%s %s: %d of %d bytes read, connection closed: %v", c.method, c.path, n, len(big), resp.Close)
+		}
+	}
+}
+
+// counted counts what is read of it.
+type counted struct {
+	io.Reader
+	n atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.n.Add(int64(n))
+	return n, err
 }

@@ -15,13 +15,13 @@ func (s *Server) answer(make func(ctx context.Context, e Engine, body []byte) (a
 	return func(w http.ResponseWriter, r *http.Request) {
 		engine, refused := s.life.begin()
 		if refused != nil {
-			refused.Write(w)
+			s.turnDown(w, r, refused)
 			return
 		}
 		defer s.life.end()
 		body, bad := s.readBody(w, r)
 		if bad != nil {
-			bad.Write(w)
+			s.turnDown(w, r, bad)
 			return
 		}
 		v, err := make(r.Context(), engine, body)

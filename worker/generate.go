@@ -16,7 +16,7 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		engine, refused := s.life.begin()
 		if refused != nil {
-			refused.Write(w)
+			s.turnDown(w, r, refused)
 			return
 		}
 		defer s.life.end()
@@ -28,7 +28,7 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 		}
 		if err != nil {
 			s.report(err)
-			asError(err).Write(w)
+			s.turnDown(w, r, asError(err))
 			return
 		}
 		g.started, g.pace = started, s.metrics.pace

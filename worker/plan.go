@@ -66,6 +66,26 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *open
 	return buf.Bytes(), nil
 }
 
+// unreadTimes is up to how many times MaxBody the body of a refused request is read.
+const unreadTimes = 4
+
+// turnDown answers with an error after reading what is left of the body: a client that
+// sends all of it before it listens would see a reset connection instead. What is read
+// goes nowhere; a body that is too long or too slow is refused at once.
+func (s *Server) turnDown(w http.ResponseWriter, r *http.Request, err *openai.Error) {
+	most := unreadTimes * s.cfg.MaxBody
+	// A client that asks first has sent nothing, and is told to keep it.
+	if r.ContentLength != 0 && r.ContentLength <= most && r.Header.Get("Expect") == "" {
+		rc := http.NewResponseController(w)
+		limited := rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout)) == nil
+		_, rest := io.CopyN(io.Discard, r.Body, most) // its end comes before, or the answer at once
+		if limited && !isTimeout(rest) {
+			_ = rc.SetReadDeadline(time.Time{}) // it worked a moment ago
+		}
+	}
+	err.Write(w)
+}
+
 // unwrap gives MaxBytesReader the server's own writer, which it asks to close the
 // connection.
 func unwrap(w http.ResponseWriter) http.ResponseWriter {

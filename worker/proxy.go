@@ -47,14 +47,14 @@ func (s *Server) proxied(w http.ResponseWriter, r *http.Request) bool {
 	}
 	_, refused := s.life.begin()
 	if refused != nil {
-		refused.Write(w)
+		s.turnDown(w, r, refused)
 		return true
 	}
 	defer s.life.end()
 	defer s.metrics.finished.Add(1)
 	f, err := s.admit(w, r)
 	if err != nil {
-		err.Write(w)
+		s.turnDown(w, r, err)
 		return true
 	}
 	if err := p.Forward(w, r, f); err != nil {

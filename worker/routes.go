@@ -58,7 +58,7 @@ func (s *Server) handler() http.Handler {
 		t := &tracker{ResponseWriter: w}
 		defer s.recoverPanic(t, r)
 		if err := s.refuse(r); err != nil {
-			err.Write(t)
+			s.turnDown(t, r, err)
 			return
 		}
 		s.dispatch(t, r)
@@ -101,13 +101,13 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !ok:
-		openai.Errorf(http.StatusNotFound, "Unknown request URL: %s %.120s. This worker serves %s, %s and %s.",
-			r.Method, r.URL.Path, openai.Chat, openai.Completions, modelsPath).Write(w)
+		s.turnDown(w, r, openai.Errorf(http.StatusNotFound, "Unknown request URL: %s %.120s. This worker serves %s, %s and %s.",
+			r.Method, r.URL.Path, openai.Chat, openai.Completions, modelsPath))
 	case rt.method == "" || r.Method == rt.method || (rt.method == http.MethodGet && r.Method == http.MethodHead):
 		rt.serve(w, r)
 	default:
 		w.Header().Set("Allow", allowed(rt.method))
-		openai.MethodNotAllowed(r.Method, r.URL.Path, rt.method).Write(w)
+		s.turnDown(w, r, openai.MethodNotAllowed(r.Method, r.URL.Path, rt.method))
 	}
 }
 
@@ -170,7 +170,7 @@ func (s *Server) control(w http.ResponseWriter, r *http.Request) {
 		c.Handler().ServeHTTP(w, r)
 		return
 	}
-	openai.Errorf(http.StatusNotFound, "This worker's engine is no simulator.").Write(w)
+	s.turnDown(w, r, openai.Errorf(http.StatusNotFound, "This worker's engine is no simulator."))
 }
 
 // served are the model names that requests may use, the model's own first.

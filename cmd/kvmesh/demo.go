@@ -90,7 +90,7 @@ func runDemo(ctx context.Context, e *env, file string) (err error) {
 	if err != nil {
 		return fmt.Errorf("find own executable: %w", err)
 	}
-	if d.reaper, err = supervise.StartReaper(self, []string{"reap"}, d.dir); err != nil {
+	if d.reaper, err = supervise.StartReaper(e.log, self, []string{"reap"}, d.dir); err != nil {
 		return err
 	}
 	if file == "" {

@@ -64,8 +64,12 @@ that stays is a push that did not arrive, or Envoy's own ejection or health chec
 				return err
 			}
 			listens := edgeListens(c.Context(), m.Admin)
+			folder := m.RunDir == "" || !absent(m.RunDir) // only the mesh of this folder says where its is
 			if js {
-				return writeJSON(e.stdout, map[string]any{"endpoints": diffs, "edge_listens": listens})
+				return writeJSON(e.stdout, map[string]any{"endpoints": diffs, "edge_listens": listens, "run_dir_exists": folder})
+			}
+			if !folder {
+				fmt.Fprintf(e.stdout, "! The run folder %s is gone; `up` makes it again within some seconds, and says so.\n", m.RunDir)
 			}
 			if !listens {
 				fmt.Fprintln(e.stdout, "! Envoy has no port for clients: does another process hold it? Nobody is served.")
@@ -133,10 +137,12 @@ func difference(d endpointDiff) string {
 	if d.Envoy.Weight != d.Want.Weight {
 		parts = append(parts, weightDiffers)
 	}
-	if d.Ejected {
+	// Of a worker that nobody may use, Envoy's own opinion changes nothing.
+	unused := admin.Shown(d.Want.Status) == admin.Shown("UNHEALTHY")
+	if d.Ejected && !unused {
 		parts = append(parts, "ejected by envoy")
 	}
-	if d.FailedCheck {
+	if d.FailedCheck && !unused {
 		parts = append(parts, "fails envoy's health check")
 	}
 	return strings.Join(parts, ", ")

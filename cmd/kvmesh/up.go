@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -82,6 +83,9 @@ type runningMesh struct {
 func runUp(ctx context.Context, e *env, o upOptions) error {
 	set, files, err := loadPolicy(o)
 	if err != nil {
+		return err
+	}
+	if err := resolveBackends(ctx, o.backends); err != nil {
 		return err
 	}
 	m, err := newLocalMesh(ctx, e, o, set)
@@ -187,6 +191,26 @@ kind: WorkerPool
 metadata: {name: backends}
 spec: {engine: openai, static: %s}
 `, policy.APIVersion, list), nil
+}
+
+// resolveTime bounds how long the name of a backend may take to be looked up.
+const resolveTime = 5 * time.Second
+
+// resolveBackends sees that the names of the backends are known: a mistyped one would
+// only look like a server that is down.
+func resolveBackends(ctx context.Context, urls []string) error {
+	ctx, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
+	for _, text := range urls {
+		u, err := url.Parse(withScheme(text))
+		if err != nil {
+			return usagef("--backend %q: want http://HOST:PORT", text)
+		}
+		if _, err := net.DefaultResolver.LookupHost(ctx, u.Hostname()); err != nil {
+			return withHint(fmt.Errorf("--backend %s, that is %s: the host is not known: %w", text, u, err), "want http://HOST:PORT; without a port it is 80, with https 443")
+		}
+	}
+	return nil
 }
 
 // writeUp writes .kvmesh/up.json.

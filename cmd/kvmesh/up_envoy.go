@@ -29,7 +29,10 @@ func cpStateDir(runDir string) string { return filepath.Join(runDir, "controlpla
 
 // serveSnapshot serves the control plane's last snapshot to an Envoy that starts
 // while no control plane is up.
-func (m *localMesh) serveSnapshot(ctx context.Context) {
+func (m *localMesh) serveSnapshot(ctx context.Context) { m.folder.each(ctx, m.serveOneSnapshot) }
+
+// serveOneSnapshot serves it in the present run folder.
+func (m *localMesh) serveOneSnapshot(ctx context.Context) {
 	s := socketsIn(m.runDir)
 	l, err := listenUnix(s.snapshot)
 	if err != nil {
@@ -67,10 +70,28 @@ func (m *localMesh) rotateAccessLog(ctx context.Context) {
 			m.e.log.Warn("rotate access log", "err", err)
 			continue
 		}
-		if err := m.reopenLogs(ctx); err != nil {
+		if err := m.reopenAccessLog(ctx); err != nil {
 			m.e.log.Warn("rotate access log", "err", err)
 		}
 	}
+}
+
+// makeAccessLog makes the access log, which Envoy would make readable for everybody.
+func (m *localMesh) makeAccessLog() error {
+	f, err := os.OpenFile(m.logFile("access.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Chmod(0o600) // one of an earlier version
+}
+
+// reopenAccessLog has Envoy open a new access log.
+func (m *localMesh) reopenAccessLog(ctx context.Context) error {
+	if err := m.makeAccessLog(); err != nil {
+		return err
+	}
+	return m.reopenLogs(ctx)
 }
 
 // reopenLogs has Envoy open its access log by its name again.

@@ -7,8 +7,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // keepEvery is how often a running mesh looks after what it needs. What is missing
@@ -37,7 +40,11 @@ func (m *localMesh) keep(ctx context.Context) {
 	tick := time.NewTicker(keepEvery)
 	defer tick.Stop()
 	for {
+		if k.folderGone() {
+			m.remake(ctx)
+		}
 		k.files()
+		k.lock()
 		k.logs(ctx)
 		if k.gone(filepath.Join(m.stateDir, upFile)) {
 			k.told(upFile, m.writeUp())
@@ -53,11 +60,16 @@ func (m *localMesh) keep(ctx context.Context) {
 
 // gone reports whether a file is missing for the second time in a row.
 func (k *keeper) gone(path string) bool {
-	_, err := os.Lstat(path)
-	absent := errors.Is(err, fs.ErrNotExist)
-	again := absent && k.missing[path]
-	k.missing[path] = absent && !again
+	missing := absent(path)
+	again := missing && k.missing[path]
+	k.missing[path] = missing && !again
 	return again
+}
+
+// absent reports whether nothing has that path.
+func absent(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // told logs that something was made again.
@@ -73,15 +85,18 @@ func (k *keeper) told(what string, err error) {
 // those back that lost their first.
 func (k *keeper) files() {
 	kept := filepath.Join(k.m.runDir, keptFolder)
+	if absent(k.m.secret) && absent(kept) {
+		return // the whole folder is gone
+	}
 	if err := os.MkdirAll(kept, 0o700); err != nil {
-		return // the whole folder is gone, or the disk is full
+		return // the disk is full
 	}
 	list, err := os.ReadDir(k.m.runDir)
 	if err != nil {
 		return
 	}
 	for _, f := range list {
-		if !f.IsDir() {
+		if !f.IsDir() && !strings.Contains(f.Name(), ".sock.") { // a socket that is being made, see listenUnix
 			remember(filepath.Join(k.m.runDir, f.Name()), filepath.Join(kept, f.Name()))
 		}
 	}
@@ -124,6 +139,24 @@ func listens(path string) bool {
 	return true
 }
 
+// lock makes the lock of this folder again: without its file a second mesh would start.
+func (k *keeper) lock() {
+	if k.m.lock.Holds() {
+		return
+	}
+	path := filepath.Join(k.m.stateDir, lockFile)
+	next, err := supervise.Take(path)
+	if err == nil {
+		_ = k.m.lock.Close() // of a file that is gone
+		k.m.lock = next
+	}
+	if _, held := errors.AsType[*supervise.HeldError](err); held && k.missing[path] {
+		return // said already
+	}
+	k.missing[path] = err != nil
+	k.told(path, err)
+}
+
 // logs makes the folder of the logs again, and has everybody open its file anew.
 func (k *keeper) logs(ctx context.Context) {
 	envoyLog, access := k.m.logFile("envoy.log"), k.m.logFile("access.log")
@@ -134,7 +167,7 @@ func (k *keeper) logs(ctx context.Context) {
 		k.told(envoyLog, k.m.envoyLog.Rotate()) // opens it anew
 	}
 	if k.gone(access) {
-		k.told(access, k.m.reopenLogs(ctx))
+		k.told(access, k.m.reopenAccessLog(ctx))
 	}
 }
 

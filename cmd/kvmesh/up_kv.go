@@ -61,7 +61,7 @@ func freeBytes(dir string) (int64, error) {
 // writeSecret makes the secret by which this run's workers know its relay.
 func (m *localMesh) writeSecret() error {
 	m.secret = filepath.Join(m.runDir, "relay.secret")
-	if err := os.WriteFile(m.secret, []byte(rand.Text()+"\n"), 0o600); err != nil {
+	if err := m.folder.write(m.secret, []byte(rand.Text()+"\n")); err != nil {
 		return fmt.Errorf("write the relay's secret: %w", err)
 	}
 	return nil

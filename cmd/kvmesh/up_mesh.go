@@ -30,6 +30,7 @@ type localMesh struct {
 	workers  []localWorker
 	policies []string // files in runDir for the children
 	secret   string   // file in runDir, by which workers know the relay
+	folder   runFolder
 	kv       struct { // of the local workers, together
 		dir   string // "" keeps none
 		limit int64  // bytes
@@ -79,7 +80,7 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	if m.runDir, err = m.e.makeTemp("kvmesh-"); err != nil {
 		return err
 	}
-	if m.reaper, err = supervise.StartReaper(m.self, []string{"reap"}, m.runDir); err != nil {
+	if m.reaper, err = supervise.StartReaper(m.e.log, m.self, []string{"reap"}, m.runDir); err != nil {
 		_ = os.RemoveAll(m.runDir) // nothing is in it yet
 		return err
 	}
@@ -88,6 +89,9 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	}
 	if err := m.makeKV(); err != nil {
 		return err
+	}
+	if err := m.makeAccessLog(); err != nil {
+		return fmt.Errorf("make the access log: %w", err)
 	}
 	m.hot.reaper = m.reaper
 	m.group = supervise.NewGroup(m.e.log, m.reaper)
@@ -182,7 +186,7 @@ func (m *localMesh) pickPorts() error {
 func (m *localMesh) writeFiles(files []policy.File) error {
 	for i, f := range files {
 		name := filepath.Join(m.runDir, fmt.Sprintf("policy-%d.yaml", i))
-		if err := os.WriteFile(name, f.Data, 0o600); err != nil {
+		if err := m.folder.write(name, f.Data); err != nil {
 			return fmt.Errorf("write policy for the children: %w", err)
 		}
 		m.policies = append(m.policies, name)

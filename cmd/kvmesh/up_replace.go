@@ -22,7 +22,10 @@ import (
 const controlSocket = "up.sock"
 
 // serveControl takes orders until ctx ends.
-func (m *localMesh) serveControl(ctx context.Context) {
+func (m *localMesh) serveControl(ctx context.Context) { m.folder.each(ctx, m.takeOrders) }
+
+// takeOrders takes them in the present run folder.
+func (m *localMesh) takeOrders(ctx context.Context) {
 	l, err := listenUnix(filepath.Join(m.runDir, controlSocket))
 	if err != nil {
 		m.e.log.Error("`kvmesh restart` does not work", "err", err)

@@ -64,6 +64,14 @@ func TestUpOfATakenPort(t *testing.T) {
 	}
 }
 
+// A backend whose name nobody knows is told at once.
+func TestUpUnknownBackend(t *testing.T) {
+	code, stdout, stderr := command(t, t.Context(), "up", "--dir", t.TempDir(), "--backend", "no-such-host.invalid")
+	if code != 1 || stdout != "" || !strings.Contains(stderr, "--backend no-such-host.invalid, that is http://no-such-host.invalid: the host is not known") || !strings.Contains(stderr, "hint: ") {
+		t.Errorf("exit %d, %s%s", code, stdout, stderr)
+	}
+}
+
 func TestUpWrongCalls(t *testing.T) {
 	for name, tt := range map[string]struct {
 		args   []string

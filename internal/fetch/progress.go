@@ -79,11 +79,11 @@ func progressLine(label string, n, total int64, after time.Duration) string {
 		percent = n * 100 / total
 	}
 	s := fmt.Sprintf("%-16s %9s of %s  %3d %%", label, size(n), size(total), percent)
-	if n == 0 || after < time.Second {
+	// The mean since the start: what counts is when it ends, and a mean does not
+	// jump about. Of the first bytes it says nothing: the registry is still being asked.
+	if percent == 0 || after < time.Second {
 		return s
 	}
-	// The mean since the start: what counts is when it ends, and a mean does not
-	// jump about.
 	rate := float64(n) / after.Seconds()
 	s += fmt.Sprintf("  %s/s", size(int64(rate)))
 	if n < total {

@@ -56,6 +56,7 @@ func TestProgressLine(t *testing.T) {
 		want  string
 	}{
 		{0, 0, "envoy 1               0 kB of 10.0 MB    0 %"},
+		{50_000, 5 * time.Second, "envoy 1              50 kB of 10.0 MB    0 %"},
 		{2_500_000, 500 * time.Millisecond, "envoy 1             2.5 MB of 10.0 MB   25 %"},
 		{2_500_000, 5 * time.Second, "envoy 1             2.5 MB of 10.0 MB   25 %  500 kB/s  15s left"},
 		{10_000_000, 5 * time.Second, "envoy 1            10.0 MB of 10.0 MB  100 %  2.0 MB/s"},

@@ -73,18 +73,22 @@ func (p *fieldParser) integer(name string, def, low, high int) int {
 		return def
 	}
 	if int(n) < low || int(n) > high {
-		p.fail(name, "Invalid value for '%s': %d is outside %s.", name, n, span(low, high))
+		p.fail(name, "Invalid value for '%s': %d is outside the allowed range%s.", name, n, span(int(n), low, high))
 		return def
 	}
 	return int(n)
 }
 
-// span words a range, leaving out a bound that is only there for overflow.
-func span(low, high int) string {
-	if high >= 1<<30 {
-		return fmt.Sprintf("the allowed range: must be at least %d", low)
+// span words a range that n is outside of. Of one whose upper bound is only there for
+// overflow it says the bound that n passed.
+func span(n, low, high int) string {
+	switch {
+	case high < 1<<30:
+		return fmt.Sprintf(" %d to %d", low, high)
+	case n > high:
+		return fmt.Sprintf(": must be at most %d", high)
 	}
-	return fmt.Sprintf("the allowed range %d to %d", low, high)
+	return fmt.Sprintf(": must be at least %d", low)
 }
 
 // number reads a number within bounds; one that no float holds is out of them.

@@ -88,3 +88,13 @@ func TestMalformedBodies(t *testing.T) {
 		}
 	}
 }
+
+// The message names the bound that was passed.
+func TestBoundIsNamed(t *testing.T) {
+	for value, want := range map[string]string{"2147483648": "at most 1073741824", "0": "at least 1"} {
+		_, err := Parse(Completions, []byte(`{"model":"m","prompt":"x","max_tokens":`+value+`}`))
+		if err == nil || !strings.Contains(err.Message, want) {
+			t.Errorf("max_tokens %s: %v, want one with %q", value, err, want)
+		}
+	}
+}

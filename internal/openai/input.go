@@ -169,8 +169,8 @@ func decodeContent(raw []byte, param string) (string, *Error) {
 		return "", Invalid(param, "Invalid type for '%s': expected a string or an array of content parts.", param)
 	}
 	var parts []struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
+		Type string          `json:"type"`
+		Text json.RawMessage `json:"text"`
 	}
 	if json.Unmarshal(raw, &parts) != nil {
 		return "", Invalid(param, "Invalid '%s': expected an array of content parts.", param)
@@ -182,7 +182,14 @@ func decodeContent(raw []byte, param string) (string, *Error) {
 			e.Param = fmt.Sprintf("%s[%d].type", param, i)
 			return "", e
 		}
-		b.WriteString(part.Text)
+		at := fmt.Sprintf("%s[%d].text", param, i)
+		if len(part.Text) == 0 {
+			return "", Invalid(at, "Missing required parameter: '%s'.", at)
+		}
+		if kind := jsontext.Value(part.Text).Kind(); kind != '"' {
+			return "", Invalid(at, "Invalid type for '%s': expected a string, but got %s instead.", at, kindName(kind))
+		}
+		b.WriteString(unquote(part.Text))
 	}
 	return b.String(), nil
 }

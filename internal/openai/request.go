@@ -171,6 +171,7 @@ func (r *Request) decode() *Error {
 	r.Echo = p.boolean("echo")
 	r.IgnoreEOS = p.boolean("ignore_eos")
 	r.User = p.str("user")
+	p.str("suffix") // the engine's to use or not
 	r.MaxTokens = p.integer("max_tokens", 0, 1, 1<<30)
 	r.MaxTokens = p.integer("max_completion_tokens", r.MaxTokens, 1, 1<<30)
 	r.N = p.integer("n", 1, 1, 128)

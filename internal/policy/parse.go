@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -85,7 +86,37 @@ func (p *parser) syntax(err error) {
 	if n, serr := fmt.Sscanf(msg, "line %d:", &line); n == 1 && serr == nil {
 		_, msg, _ = strings.Cut(msg, ": ")
 	}
-	p.fail(p.line(line), "%s", msg)
+	p.fail(p.line(line), "%s", plain(msg))
+}
+
+// plain words yaml's message about a value of the wrong type, which names types of Go.
+func plain(msg string) string {
+	rest, ok := strings.CutPrefix(msg, "cannot unmarshal ")
+	cut := strings.LastIndex(rest, " into ")
+	if !ok || cut < 0 {
+		return msg
+	}
+	got, target := rest[:cut], rest[cut+len(" into "):]
+	tag, value, _ := strings.Cut(got, " ")
+	if value = strings.Trim(value, "`"); value == "" {
+		value = map[string]string{"!!map": "a mapping", "!!seq": "a list"}[tag]
+	} else {
+		value = strconv.Quote(value)
+	}
+	want := "a mapping (name: value)"
+	switch target = strings.TrimLeft(target, "*"); {
+	case strings.HasPrefix(target, "int"), strings.HasPrefix(target, "uint"):
+		want = "a whole number"
+	case strings.HasPrefix(target, "float"):
+		want = "a number"
+	case target == "bool":
+		want = "true or false"
+	case target == "string":
+		want = "text"
+	case strings.HasPrefix(target, "[]"):
+		want = "a list"
+	}
+	return fmt.Sprintf("%s stands where %s belongs", value, want)
 }
 
 // document is the shape all kinds share.

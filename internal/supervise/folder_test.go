@@ -76,7 +76,7 @@ func TestLockOfARemovedFile(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if same(old.file, path) {
+	if old.Holds() {
 		t.Error("the removed file passes for the one of that name")
 	}
 	l, err := Take(path)

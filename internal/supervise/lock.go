@@ -28,7 +28,14 @@ func (e *HeldError) Error() string {
 
 // Lock is the exclusive lock of a file, held until Close or the end of this
 // process, however it ends. Children do not inherit it.
-type Lock struct{ file *os.File }
+type Lock struct {
+	file *os.File
+	path string
+}
+
+// Holds reports whether the file that is locked still has its name: a lock of a removed
+// file keeps nobody out.
+func (l *Lock) Holds() bool { return same(l.file, l.path) }
 
 // lockPatience is how long Take waits for a lock to come free: whoever only looks
 // whether it is held, holds it for a moment.
@@ -91,7 +98,7 @@ func try(path string) (*Lock, error) {
 		_ = f.Close() // a lock of nothing
 		return nil, &HeldError{Path: path}
 	}
-	return &Lock{f}, nil
+	return &Lock{file: f, path: path}, nil
 }
 
 // same reports whether path still names the open file.

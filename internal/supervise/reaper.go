@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strconv"
@@ -16,61 +17,147 @@ import (
 
 // Reaper is a small process that outlives its parent: it holds the read end of a
 // pipe, and when the parent dies it kills the children it was told of and
-// removes folders. A nil *Reaper does nothing.
+// removes folders. One that dies itself is started again with all it was told. A nil
+// *Reaper does nothing; the methods are safe for concurrent use.
 type Reaper struct {
-	mu  sync.Mutex
-	in  io.WriteCloser // guarded by mu
-	cmd *exec.Cmd
+	log  *slog.Logger
+	path string
+	args []string
+	done chan struct{} // closed when the last process has ended and the folders are gone
+
+	mu     sync.Mutex
+	dirs   []string       // guarded by mu; all it was told
+	pids   map[int]bool   // guarded by mu
+	in     io.WriteCloser // guarded by mu; of the running process
+	cmd    *exec.Cmd      // guarded by mu
+	ending chan struct{}  // closed by Close
+	err    error          // of the end; set before done is closed
 }
 
 // StartReaper starts the executable with args, which must call Reap on its
 // standard input. dir is removed with all its content when the parent is gone.
-func StartReaper(path string, args []string, dir string) (*Reaper, error) {
-	cmd := exec.Command(path, args...)
+func StartReaper(log *slog.Logger, path string, args []string, dir string) (*Reaper, error) {
+	r := &Reaper{
+		log: log, path: path, args: args, dirs: []string{dir}, pids: map[int]bool{},
+		done: make(chan struct{}), ending: make(chan struct{}),
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.startLocked(); err != nil {
+		return nil, err
+	}
+	go r.guard()
+	return r, nil
+}
+
+// startLocked starts a process and tells it everything.
+func (r *Reaper) startLocked() error {
+	cmd := exec.Command(r.path, r.args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, fmt.Errorf("pipe to the reaper: %w", err)
+		return fmt.Errorf("pipe to the reaper: %w", err)
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the reaper: %w", err)
+		return fmt.Errorf("start the reaper: %w", err)
 	}
-	r := &Reaper{in: in, cmd: cmd}
-	r.RemoveDir(dir)
-	return r, nil
+	r.in, r.cmd = in, cmd
+	for _, dir := range r.dirs {
+		r.sendLocked("dir " + dir)
+	}
+	for pid := range r.pids {
+		r.sendLocked("+" + strconv.Itoa(pid))
+	}
+	return nil
+}
+
+// guard waits for the process, and starts another one unless Close ended it.
+func (r *Reaper) guard() {
+	defer close(r.done)
+	wait := first
+	for {
+		r.mu.Lock()
+		cmd := r.cmd
+		r.mu.Unlock()
+		err := cmd.Wait()
+		select {
+		case <-r.ending:
+		case <-time.After(wait):
+		}
+		r.mu.Lock()
+		if r.closed() {
+			if err != nil { // it did not do its work
+				err = clean(r.pids, r.dirs)
+			}
+			r.err = err
+			r.mu.Unlock()
+			return
+		}
+		r.log.Warn("child ended, starting it again", "child", "reaper", "err", err)
+		if err := r.startLocked(); err != nil {
+			r.log.Error("nothing cleans up if this process is killed now", "err", err)
+		}
+		r.mu.Unlock()
+		wait = min(2*wait, most)
+	}
+}
+
+// closed reports whether Close was called.
+func (r *Reaper) closed() bool {
+	select {
+	case <-r.ending:
+		return true
+	default:
+		return false
+	}
 }
 
 // RemoveDir tells the reaper of one more folder to remove with all its content when
 // the parent is gone.
-func (r *Reaper) RemoveDir(dir string) { r.send("dir " + dir) }
+func (r *Reaper) RemoveDir(dir string) {
+	r.tell("dir "+dir, func() { r.dirs = append(r.dirs, dir) })
+}
 
 // Add tells the reaper of a child.
-func (r *Reaper) Add(pid int) { r.send("+" + strconv.Itoa(pid)) }
+func (r *Reaper) Add(pid int) { r.tell("+"+strconv.Itoa(pid), func() { r.pids[pid] = true }) }
 
 // Remove tells the reaper that a child has ended.
-func (r *Reaper) Remove(pid int) { r.send("-" + strconv.Itoa(pid)) }
+func (r *Reaper) Remove(pid int) { r.tell("-"+strconv.Itoa(pid), func() { delete(r.pids, pid) }) }
 
-func (r *Reaper) send(line string) {
+// tell keeps something for the next process, and sends it to this one.
+func (r *Reaper) tell(line string, keep func()) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// A reaper that died is no reason to stop the children it guarded.
+	keep()
+	r.sendLocked(line)
+}
+
+func (r *Reaper) sendLocked(line string) {
+	// One that just died is started again, and told again.
 	_, _ = io.WriteString(r.in, line+"\n")
 }
 
-// Close ends the reaper after it removed the folders.
+// PID returns the process id of the reaper.
+func (r *Reaper) PID() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cmd.Process.Pid
+}
+
+// Close ends the reaper after it removed the folders. It may be called once.
 func (r *Reaper) Close() error {
 	if r == nil {
 		return nil
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.in.Close(); err != nil {
-		return fmt.Errorf("close the reaper's pipe: %w", err)
-	}
-	return r.cmd.Wait()
+	close(r.ending)
+	_ = r.in.Close() // closed already when its process died
+	r.mu.Unlock()
+	<-r.done
+	return r.err
 }
 
 // Reap is the reaper's own main loop: it reads in until the parent's end closes
@@ -95,10 +182,14 @@ func Reap(in io.Reader) error {
 			delete(pids, n)
 		}
 	}
+	return errors.Join(lines.Err(), clean(pids, dirs))
+}
+
+// clean kills the process groups and removes the folders.
+func clean(pids map[int]bool, dirs []string) (err error) {
 	for pid := range pids {
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // gone already is as good
 	}
-	err := lines.Err()
 	for _, dir := range dirs {
 		err = errors.Join(err, removeSoon(dir))
 	}

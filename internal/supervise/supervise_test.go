@@ -217,7 +217,7 @@ func TestReaper(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("SUPERVISE_ROLE", "reaper")
-	r, err := StartReaper(os.Args[0], nil, dir)
+	r, err := StartReaper(slog.New(slog.DiscardHandler), os.Args[0], nil, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,6 +232,55 @@ func TestReaper(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("folder still there: %v", err)
+	}
+}
+
+// A reaper that was killed is started again with all that the first one knew.
+func TestReaperKilled(t *testing.T) {
+	dir, more := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "more")
+	for _, d := range []string{dir, more} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := exec.Command(os.Args[0])
+	left.Env = roleEnv("child")
+	left.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := left.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SUPERVISE_ROLE", "reaper")
+	var log lockedBuffer
+	r, err := StartReaper(slog.New(slog.NewTextHandler(&log, nil)), os.Args[0], nil, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Add(left.Process.Pid)
+	r.RemoveDir(more)
+	for range 2 {
+		old := r.PID()
+		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "another reaper", func() bool { return r.PID() != old && alive(r.PID()) })
+	}
+	if text := strings.Join(log.lines(), " "); !strings.Contains(text, "child=reaper") {
+		t.Errorf("log = %s", text)
+	}
+	// Closing its pipe is what the death of this process would do.
+	if err := r.in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := left.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("left-over child ended with %v, want killed", err)
+	}
+	eventually(t, "the folders are removed", func() bool {
+		_, a := os.Stat(dir)
+		_, b := os.Stat(more)
+		return os.IsNotExist(a) && os.IsNotExist(b)
+	})
+	if err := r.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

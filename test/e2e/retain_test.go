@@ -191,6 +191,10 @@ func comeBack(t *testing.T, m *testmesh.Mesh, last, auth string) (int, http.Head
 	return resp.StatusCode, resp.Header, string(body)
 }
 
+// brokenWithin bounds how long a client waits to hear that its answer is broken: Envoy's
+// delayed_close_timeout of a second, and room for a busy machine.
+const brokenWithin = 5 * time.Second
+
 // A gateway that dies in the middle of answers cannot be hidden from plain clients: each
 // sees an error, by HTTP/1.1 and HTTP/2, and none an end. Who comes back while it is away
 // or when it has started again hears that there is nothing, and not a fresh answer.
@@ -235,7 +239,11 @@ func TestGatewayKilledInStreams(t *testing.T) {
 		<-flowing
 	}
 	m.Signal(t, "gateway", syscall.SIGKILL)
+	killed := time.Now()
 	<-ended
+	if d := time.Since(killed); d > brokenWithin {
+		t.Errorf("the last client heard of it after %v, want within %v", d, brokenWithin)
+	}
 	if status, _, body := comeBack(t, m, "some-stream:3", ""); status != http.StatusServiceUnavailable && status != http.StatusNotFound || strings.Contains(body, "choices") {
 		t.Errorf("without the gateway: %d %s", status, body)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -59,6 +60,16 @@ func parseInstructions(raw []byte) (Instructions, *openai.Error) {
 	return in, nil
 }
 
+// article puts "a" or "an" before what encoding/json calls a value: "string",
+// "number 1.5", "bool".
+func article(kind string) string {
+	kind = strings.Replace(kind, "bool", "boolean", 1)
+	if strings.HasPrefix(kind, "array") || strings.HasPrefix(kind, "object") {
+		return "an " + kind
+	}
+	return "a " + kind
+}
+
 // decodeStrict decodes one JSON object and refuses unknown fields.
 func decodeStrict(raw []byte, into any) error {
 	if raw = bytes.TrimSpace(raw); len(raw) == 0 || raw[0] != '{' {
@@ -67,6 +78,9 @@ func decodeStrict(raw []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return fmt.Errorf("%q cannot be %s", wrong.Field, article(wrong.Value))
+		}
 		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
