@@ -8,7 +8,7 @@ BENCH     ?= .
 BENCHPKGS ?= ./...
 # Tests start real Envoys and models: one package at a time, so that one's load is
 # not another's failure. The limit is for one that hangs.
-TIMEOUT   ?= 20m
+TIMEOUT   ?= 40m
 PKGS      ?= ./...
 CHAOS     ?= 30m
 SEED      ?= 0
