@@ -126,8 +126,14 @@ func TestPanicInAHandler(t *testing.T) {
 	decode[any](t, r.post(t, textPath, `{"model":"sim","prompt":"x"}`), 200)
 }
 
-// A body that does not arrive ends in 408 instead of holding the handler.
+// A body that does not arrive ends in 408 instead of holding the handler, and one that
+// is refused anyway in its refusal.
 func TestSlowBody(t *testing.T) {
+	t.Run("awaited", func(t *testing.T) { slowBody(t, textPath, http.StatusRequestTimeout) })
+	t.Run("refused", func(t *testing.T) { slowBody(t, "/v1/responses", http.StatusNotFound) })
+}
+
+func slowBody(t *testing.T, path string, status int) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newPipeListener()
 		r := &running{
@@ -143,12 +149,12 @@ func TestSlowBody(t *testing.T) {
 			unsent.Close()
 		}()
 		begin := time.Now()
-		resp, err := r.client.Post("http://worker"+textPath, "application/json", body)
+		resp, err := r.client.Post("http://worker"+path, "application/json", body)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		decode[apiError](t, resp, http.StatusRequestTimeout)
+		decode[apiError](t, resp, status)
 		if d := time.Since(begin); d != 20*time.Second {
 			t.Errorf("answered after %v", d)
 		}

@@ -74,8 +74,9 @@ const unreadTimes = 4
 // goes nowhere; a body that is too long or too slow is refused at once.
 func (s *Server) turnDown(w http.ResponseWriter, r *http.Request, err *openai.Error) {
 	most := unreadTimes * s.cfg.MaxBody
-	// A client that asks first has sent nothing, and is told to keep it.
-	if r.ContentLength != 0 && r.ContentLength <= most && r.Header.Get("Expect") == "" {
+	// A client that asks first has sent nothing, and is told to keep it; one that was
+	// waited for already is not waited for again.
+	if r.ContentLength != 0 && r.ContentLength <= most && r.Header.Get("Expect") == "" && err.Status != http.StatusRequestTimeout {
 		rc := http.NewResponseController(w)
 		limited := rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout)) == nil
 		_, rest := io.CopyN(io.Discard, r.Body, most) // its end comes before, or the answer at once

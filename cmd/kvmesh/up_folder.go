@@ -102,6 +102,9 @@ func (m *localMesh) remake(ctx context.Context) {
 	if err == nil {
 		err = m.startAgain(ctx, partEnvoy, s.egress)
 	}
+	if ctx.Err() != nil {
+		return // it is not needed any more
+	}
 	if err != nil {
 		m.e.log.Error("the run folder is not complete", "dir", m.runDir, "err", err, "hint", hintRestart)
 		return
