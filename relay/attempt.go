@@ -112,6 +112,9 @@ func (j *job) newAttempt(w worker, cause string) *attempt {
 			a.byText = j.led.byText()
 			a.prefix = j.led.appendResume(append(a.prefix, `,"resume":`...), a.n)
 		}
+		if d := j.route.Timeouts.KVLookup.D(); d > 0 {
+			a.prefix = strconv.AppendInt(append(a.prefix, `,"kv_within_ms":`...), max(d.Milliseconds(), 1), 10)
+		}
 		if salt := j.req.Raw("cache_salt"); len(salt) > 2 && salt[0] == '"' && len(salt) < mostSalt {
 			a.prefix = append(append(a.prefix, `,"salt":`...), salt...)
 		}

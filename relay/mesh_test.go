@@ -41,7 +41,7 @@ metadata: {name: short}
 spec:
   models: [m]
   tiers: [{pool: p}]
-  timeouts: {firstByte: 40s, streamIdle: 5s, request: 120s}
+  timeouts: {firstByte: 40s, streamIdle: 5s, request: 120s, kvLookup: 700ms}
 ---
 apiVersion: kvmesh.io/v1alpha1
 kind: ModelRoute

@@ -348,3 +348,13 @@ func TestMigrate(t *testing.T) {
 		}
 	}, well(t))
 }
+
+// The worker is told how long its look-up may take on this route.
+func TestLookUpLimit(t *testing.T) {
+	inOwnMesh(t, func(_ *testing.T, m *mesh) { m.ask(askUsage) }, func(n int, w http.ResponseWriter, r *http.Request, body string) {
+		if !strings.Contains(body, `"kv_within_ms":700`) {
+			t.Errorf("the route's limit is not in %s", body)
+		}
+		well(t)(n, w, r, body)
+	})
+}

@@ -163,3 +163,12 @@ func BenchmarkStreamToken(b *testing.B) {
 		})
 	}
 }
+
+// The route's limit of a look-up comes in milliseconds; nonsense is none.
+func TestKVWithin(t *testing.T) {
+	for ms, want := range map[int64]time.Duration{0: 0, 1: time.Millisecond, 2500: 2500 * time.Millisecond, -5: 0, math.MaxInt64: math.MaxInt32 * time.Millisecond} {
+		if got := (meshField{KVWithinMS: ms}).kvWithin(); got != want {
+			t.Errorf("%d ms: %v, want %v", ms, got, want)
+		}
+	}
+}

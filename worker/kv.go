@@ -66,6 +66,9 @@ type KVStream struct {
 	Attempt int    // which attempt at the stream this is, as the relay numbers them
 	Choice  int
 	Salt    string // of the tenant: KV is never found with another
+	// Within is the most time that a look-up with its restoring may take; 0 = as the
+	// keeper thinks right.
+	Within time.Duration
 }
 
 // KVKeeper keeps the KV of many generations. It is safe for concurrent use.

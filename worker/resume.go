@@ -7,10 +7,12 @@ import (
 	"crypto/subtle"
 	"encoding/binary"
 	"encoding/json"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -74,6 +76,13 @@ type meshField struct {
 	// Salt is the tenant's, see KVStream.
 	Salt   string       `json:"salt"`
 	Resume *resumeField `json:"resume"`
+	// KVWithinMS is KVStream.Within in milliseconds.
+	KVWithinMS int64 `json:"kv_within_ms"`
+}
+
+// kvWithin is the limit of a look-up, 0 for none of the route's.
+func (f meshField) kvWithin() time.Duration {
+	return time.Duration(min(max(f.KVWithinMS, 0), math.MaxInt32)) * time.Millisecond
 }
 
 // resumeField says what a stream has delivered so far.
@@ -135,7 +144,7 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 		c.tokenIDs = field.TokenIDs
 		c.params.CatchUp, c.params.Priority = s.cfg.CatchUp, priority
 		if s.cfg.KV != nil && c.resumed.reason == "" {
-			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt})
+			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt, Within: field.kvWithin()})
 		}
 	}
 	return nil

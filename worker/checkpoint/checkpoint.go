@@ -119,8 +119,12 @@ func New(cfg Config) (*Keeper, error) {
 // Session implements worker.KVKeeper.
 func (k *Keeper) Session(m worker.Model, s worker.KVStream) worker.KVSession {
 	space := kvcache.NewSpace(m.Fingerprint, []byte(s.Salt))
+	within := k.cfg.MaxRestore
+	if s.Within > 0 {
+		within = s.Within
+	}
 	return &session{
-		k: k, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: m.Fingerprint},
+		k: k, within: within, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: m.Fingerprint},
 		tail: tail{spec: kvcache.TailSpec{Space: space, Stream: s.ID, Choice: s.Choice, Attempt: s.Attempt}},
 	}
 }

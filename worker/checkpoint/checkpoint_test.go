@@ -451,6 +451,21 @@ func TestBrokenStore(t *testing.T) {
 	}
 }
 
+// TestWithin: a request may say how long its look-up may take.
+func TestWithin(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "kv")
+	one := newRig(t, dir, "m", Config{Block: 16}, nil)
+	ids := one.prompt(60)
+	one.generate(ids, one.with(params(4), worker.KVStream{ID: "a"}), 4)
+	one.flush()
+	if _, first := one.generate(ids, one.with(params(4), worker.KVStream{ID: "b", Within: 1}), 4); first.Restored != 0 {
+		t.Errorf("%d tokens restored within a nanosecond", first.Restored)
+	}
+	if n := testutil.ToFloat64(one.k.metrics.restores.WithLabelValues("late")) + testutil.ToFloat64(one.k.metrics.restores.WithLabelValues("slower")); n != 1 {
+		t.Errorf("%v look-ups counted as too long, want 1", n)
+	}
+}
+
 // TestSlowerThanPrefill: what would take longer to load than to compute stays where
 // it is.
 func TestSlowerThanPrefill(t *testing.T) {

@@ -23,7 +23,7 @@ type found struct {
 func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duration) worker.KVChain {
 	s.given = len(ids)
 	begin := time.Now()
-	budget := min(prefill, s.k.cfg.MaxRestore)
+	budget := min(prefill, s.within)
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	f := s.find(ctx, ids)
@@ -38,7 +38,7 @@ func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duratio
 	}
 	// What is restored has not to be prefilled; the rest takes its time either way.
 	saved := time.Duration(float64(prefill) * float64(max(f.chain, f.good)) / float64(len(ids)))
-	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); time.Since(begin)+cost > min(saved, s.k.cfg.MaxRestore) {
+	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); time.Since(begin)+cost > min(saved, s.within) {
 		s.k.metrics.restores.WithLabelValues("slower").Inc()
 		return worker.KVChain{}
 	}

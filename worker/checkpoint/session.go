@@ -18,6 +18,8 @@ type session struct {
 	k     *Keeper
 	space kvcache.Space
 	label kvcache.Label // of the space
+	// within is the most time that restoring may take.
+	within time.Duration
 
 	given   int         // tokens with which the generation began
 	next    int         // where the next full block begins
