@@ -237,7 +237,7 @@ func TestStreamsOutliveWorker(t *testing.T) {
 			}
 		})
 		down.Wait()
-		if got.done || !strings.Contains(got.failure, "The worker broke off its answer, and no other worker") {
+		if got.done || !strings.Contains(got.failure, "The worker broke off its answer, and ") {
 			t.Errorf("done %v, error %s", got.done, got.failure)
 		}
 	})
