@@ -205,7 +205,7 @@ func TestResumeExact(t *testing.T) {
 		prompts, cuts = 20, 5
 	}
 	dir := kvDir(t)
-	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648"}
+	kv := []string{"--kv-dir", dir, "--kv-limit", "2147483648", "--checkpoint-interval", "16"}
 	alone, two := startProcess(t, "alone"), startProcess(t, "two", kv...)
 	one := startProcess(t, "one", kv...)
 	qs := questions(t, alone, prompts)
