@@ -41,7 +41,7 @@ func (c *commands) setup(e *testscript.Env) error {
 			e.Setenv(k, v)
 		}
 	}
-	return nil
+	return standInForCurl(e)
 }
 
 func (c *commands) mesh(ts *testscript.TestScript, neg bool, args []string) {

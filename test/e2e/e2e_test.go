@@ -16,6 +16,7 @@ import (
 var bin string
 
 func TestMain(m *testing.M) {
+	asCurl()
 	flag.Parse()
 	dir, err := os.MkdirTemp("", "kvmesh-e2e-")
 	if err != nil {
