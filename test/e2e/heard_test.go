@@ -42,7 +42,7 @@ type ask struct {
 }
 
 // streamed asks for a streamed answer on the mesh and reads it to its end; each is
-// called after each event.
+// called once after each event that carries tokens, not after an error or the end.
 func streamed(ctx context.Context, m *testmesh.Mesh, a ask, each func(h *heard)) (*heard, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.OpenAI+a.path, strings.NewReader(a.body))
 	if err != nil {
@@ -86,10 +86,11 @@ func (t *heard) hear(c *http.Client, req *http.Request, each func(h *heard)) err
 		}
 		t.longest = max(t.longest, time.Since(last))
 		last = time.Now()
+		before := t.events
 		if err := t.take(data); err != nil {
 			return err
 		}
-		if each != nil {
+		if each != nil && t.events > before {
 			each(t)
 		}
 	}
