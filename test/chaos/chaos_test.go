@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -56,7 +57,7 @@ type chaos struct {
 	t     *testing.T
 	m     *testmesh.Mesh
 	api   *fleet.Client
-	links map[string]*link // of the workers behind proxies
+	lines map[string][2]trouble // of the workers that are not on this machine
 	far   map[string]*exec.Cmd
 
 	mu      sync.Mutex
@@ -76,11 +77,16 @@ func TestChaos(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), links: map[string]*link{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
+	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), lines: map[string][2]trouble{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
 	c.api = fleet.NewClient(c.m.API)
-	for _, id := range []string{"far-1", "far-2"} {
-		c.startFar(bin, id)
+	c.startFar(bin, "far-1", nil)
+	h, err := newHost(t)
+	if errors.Is(err, errNoHosts) {
+		t.Logf("far-2 is behind a proxy, too: %v", err)
+	} else if err != nil {
+		t.Fatal(err)
 	}
+	c.startFar(bin, "far-2", h)
 	testmesh.Eventually(t, "five workers to be healthy", 30*time.Second, func() bool { return c.healthy() == 5 })
 	want := c.references()
 	ctx, cancel := context.WithTimeout(t.Context(), *chaosFor)
@@ -104,28 +110,29 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// startFar starts a worker behind a line that can fail.
-func (c *chaos) startFar(bin, id string) {
+// startFar starts a worker behind a line that can fail: on a host of its own, or behind
+// a proxy where there is none.
+func (c *chaos) startFar(bin, id string, h *host) {
 	c.t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	addr := lis.Addr().String()
-	_ = lis.Close() // the worker takes it
-	c.links[id] = newLink(c.t, addr)
-	data, err := os.ReadFile(filepath.Join(c.m.Dir, ".kvmesh", "up.json"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
 	var up struct {
 		RunDir string `json:"run_dir"`
 	}
-	if err := json.Unmarshal(data, &up); err != nil {
-		c.t.Fatal(err)
+	data, err := os.ReadFile(filepath.Join(c.m.Dir, ".kvmesh", "up.json"))
+	if err != nil || json.Unmarshal(data, &up) != nil {
+		c.t.Fatalf("up.json: %s, %v", data, err)
 	}
-	cmd := exec.Command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
-		"--listen", addr, "--advertise", c.links[id].lis.Addr().String(), "--control-plane", c.m.API,
+	api, advertise := c.m.API, ""
+	command, listen := exec.Command, freeAddr(c.t)
+	if h == nil {
+		l := newLink(c.t, "127.0.0.1:0", listen)
+		advertise, c.lines[id] = l.lis.Addr().String(), l.troubles()
+	} else {
+		command, listen = h.command, h.addr+":8001"
+		advertise, c.lines[id] = listen, h.troubles(c.t)
+		api = "http://" + newLink(c.t, h.near+":0", strings.TrimPrefix(api, "http://")).lis.Addr().String()
+	}
+	cmd := command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
+		"--listen", listen, "--advertise", advertise, "--control-plane", api,
 		"--kv-dir", c.m.KVDir(), "--relay-secret-file", filepath.Join(up.RunDir, "relay.secret"))
 	cmd.Stderr = c.m.Log
 	if err := cmd.Start(); err != nil {
@@ -136,6 +143,17 @@ func (c *chaos) startFar(bin, id string) {
 		_ = cmd.Wait()
 	})
 	c.far[id] = cmd
+}
+
+// freeAddr is an address that nobody listens on.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	return lis.Addr().String()
 }
 
 func (c *chaos) healthy() (n int) {
@@ -286,6 +304,12 @@ func (c *chaos) moves() (n int) {
 	return n
 }
 
+// trouble is what can happen to a line.
+type trouble struct {
+	name       string
+	begin, end func() error
+}
+
 // harm does one fault after the other, each to workers of its own lane, so that two
 // lanes never take more than two of the five workers away.
 func (c *chaos) harm(ctx context.Context, r *rand.Rand, lane int) {
@@ -305,10 +329,10 @@ func (c *chaos) harm(ctx context.Context, r *rand.Rand, lane int) {
 
 // fault does one fault and takes it back.
 func (c *chaos) fault(kind int, victim string, length time.Duration) {
-	l := c.links[victim]
+	line, far := c.lines[victim]
 	name := ""
 	switch {
-	case kind == 0 && l == nil:
+	case kind == 0 && !far:
 		name = "kill"
 		c.signal(victim, syscall.SIGKILL) // `up` starts it again
 		time.Sleep(length)
@@ -327,16 +351,16 @@ func (c *chaos) fault(kind int, victim string, length time.Duration) {
 		for i := 0; c.api.Drain(context.Background(), victim, false) != nil && i < 100; i++ {
 			time.Sleep(100 * time.Millisecond)
 		}
-	case kind == 3 && l != nil:
-		name = "cut"
-		l.set(true, false)
+	case kind >= 3 && kind <= 4 && far:
+		tr := line[kind-3]
+		name = tr.name
+		if err := tr.begin(); err != nil {
+			c.t.Error(err)
+		}
 		time.Sleep(length)
-		l.set(false, false)
-	case kind == 4 && l != nil:
-		name = "hole"
-		l.set(false, true)
-		time.Sleep(length)
-		l.set(false, false)
+		if err := tr.end(); err != nil {
+			c.t.Error(err)
+		}
 	case kind == 5:
 		name = "control plane killed"
 		c.signal("controlplane", syscall.SIGKILL)

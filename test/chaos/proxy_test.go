@@ -18,10 +18,10 @@ type link struct {
 	hole  chan struct{} // while not nil nothing passes; closed when it does again
 }
 
-// newLink listens for a worker that will listen at to.
-func newLink(t *testing.T, to string) *link {
+// newLink listens at an address for somebody who will listen at to.
+func newLink(t *testing.T, at, to string) *link {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	lis, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +86,16 @@ func (l *link) pass(from, to net.Conn) {
 	delete(l.conns, to)
 	l.mu.Unlock()
 	_, _ = from.Close(), to.Close() // one of them is broken already
+}
+
+// troubles are what can happen to it: closed connections and new ones refused, or
+// nothing passes while they stay open.
+func (l *link) troubles() [2]trouble {
+	whole := func() error { l.set(false, false); return nil }
+	return [2]trouble{
+		{"cut", func() error { l.set(true, false); return nil }, whole},
+		{"hole", func() error { l.set(false, true); return nil }, whole},
+	}
 }
 
 // set makes the line as it should be: cut, a hole, or whole.
