@@ -26,6 +26,7 @@ type attempt struct {
 	place  place
 	cause  string        // why it is made
 	delay  time.Duration // before it is
+	waits  bool          // for its share of the retry budget
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	free   func() // gives back its share of the retry budget and of the target's time; may be called twice
@@ -156,6 +157,9 @@ func (a *attempt) run() outcome {
 	if !sleep(a.ctx, a.delay) {
 		return outcome{result: resultLost}
 	}
+	if a.waits && !a.share() {
+		return outcome{result: resultDenied}
+	}
 	if a.later && !a.j.r.pacer.enter(a) {
 		return outcome{result: resultLost}
 	}
@@ -178,6 +182,21 @@ func (a *attempt) run() outcome {
 	a.cancel(nil)
 	_ = resp.Body.Close() // what is left of it is of no use
 	return o
+}
+
+// share waits for a share of the retry budget as long as an answer waits for a worker.
+func (a *attempt) share() bool {
+	r := a.j.r
+	ctx, cancel := context.WithTimeout(a.ctx, a.j.route.Stream.Wait.D())
+	defer cancel()
+	if !r.retries.wait(ctx) {
+		if a.ctx.Err() == nil {
+			r.metrics.denied.Inc()
+		}
+		return false
+	}
+	a.free = once(r.retries.give)
+	return true
 }
 
 // request builds the request to the worker. Destination names that one only, so

@@ -47,8 +47,9 @@
 //	drains, is UNHEALTHY or TIMEOUT     another beside    move
 //
 // "Next" is another worker of the pool after a short pause, for as long as the route's
-// retries and the gateway's retry budget last, then the route's next tier. When nobody
-// delivers, the client gets the last worker's own error where it has OpenAI's shape,
+// retries last, then the route's next tier. The gateway's retry budget bounds how many
+// go there at once: after a worker's death the others wait for their turn, while those
+// that were refused for load are not repeated. When nobody delivers, the client gets the last worker's own error where it has OpenAI's shape,
 // else one of the relay's.
 //
 // "Move" is a worker with the same weights that knows the relay, the best one by load

@@ -158,7 +158,11 @@ func (j *job) ended(e ended) (over bool) {
 		return true
 	}
 	h := &j.hunt
-	if e.result != resultLost {
+	switch e.result {
+	case resultLost:
+	case resultDenied: // what came before it is the answer
+		h.last.retry, h.last.tooLong = false, false
+	default:
 		h.last = e.outcome
 		h.failed = append(h.failed, e.a.w.id)
 		h.row++
@@ -215,9 +219,12 @@ func retries(r policy.ModelRoute) int {
 }
 
 // retry makes a further attempt before the first token, where the gateway's budget
-// allows it. here says that it is one more at the same place.
+// allows it. here says that it is one more at the same place. A worker that dies leaves
+// many requests at once, and they wait for their turn; one that refuses for its load must
+// not get more of it.
 func (j *job) retry(w worker, here bool) bool {
-	if !j.r.retries.take() {
+	now := j.r.retries.take()
+	if !now && j.hunt.last.result == resultStatus {
 		j.r.metrics.denied.Inc()
 		return false
 	}
@@ -227,7 +234,9 @@ func (j *job) retry(w worker, here bool) bool {
 	<-j.pen
 	a := j.newAttempt(w, causeRetry)
 	j.put()
-	a.free = once(j.r.retries.give)
+	if a.waits = !now; now {
+		a.free = once(j.r.retries.give)
+	}
 	a.delay = backOff(j.r.cfg.BackOff, max(j.hunt.row, 1))
 	j.launch(a)
 	j.arm(j.limitOf(a))

@@ -252,8 +252,8 @@ func (m *mesh) checkIdle() {
 	if n := testutil.ToFloat64(m.relay.metrics.streams); n != 0 {
 		m.t.Errorf("%v streams are still counted", n)
 	}
-	if b := &m.relay.retries; b.running.Load() != 0 || b.further.Load() != 0 {
-		m.t.Errorf("retry budget counts %d running, %d further", b.running.Load(), b.further.Load())
+	if b := &m.relay.retries; b.running != 0 || b.further != 0 || len(b.queue) != 0 {
+		m.t.Errorf("retry budget counts %d running, %d further, %d waiting", b.running, b.further, len(b.queue))
 	}
 }
 

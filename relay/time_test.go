@@ -291,11 +291,11 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestRetryBudget: with many requests failing at once only a share is repeated.
+// TestRetryBudget: with many requests refused at once only a share is repeated.
 func TestRetryBudget(t *testing.T) {
 	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
 		rest(r, time.Second)
-		http.Error(w, "gone", http.StatusServiceUnavailable)
+		sendJSON(w, http.StatusServiceUnavailable, `{"error":{"message":"full"}}`)
 	}
 	change := func(c *Config) { c.MinRetries, c.RetryShare = 2, 0.1 }
 	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
@@ -313,6 +313,64 @@ func TestRetryBudget(t *testing.T) {
 		}
 		if testutil.ToFloat64(m.relay.metrics.denied) == 0 {
 			t.Error("what was not repeated is not counted")
+		}
+	})
+}
+
+// TestRetryTurns: when a worker dies under many requests that have no token yet, all of
+// them are served by others, a share at a time.
+func TestRetryTurns(t *testing.T) {
+	const n = 40
+	var first, further, most atomic.Int64
+	serve := func(k int, w http.ResponseWriter, r *http.Request) {
+		if first.Add(1) <= n {
+			rest(r, time.Second)
+			cut()
+		}
+		if at := further.Add(1); at > most.Load() {
+			most.Store(at)
+		}
+		rest(r, time.Second)
+		further.Add(-1)
+		sendJSON(w, http.StatusOK, complete)
+	}
+	change := func(c *Config) { c.MinRetries, c.RetryShare = 4, 0.1 }
+	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				if got := m.ask(askWhole); got.status != 200 {
+					t.Errorf("%d %s", got.status, got.body)
+				}
+			})
+		}
+		wg.Wait()
+		if k := most.Load(); k < 2 || k > 4 {
+			t.Errorf("%d further attempts at once, want up to 4", k)
+		}
+		if got := testutil.ToFloat64(m.relay.metrics.denied); got != 0 {
+			t.Errorf("%v attempts denied", got)
+		}
+	})
+}
+
+// TestRetryWaitsInVain: who does not get a turn in time is told what went wrong.
+func TestRetryWaitsInVain(t *testing.T) {
+	serve := func(_ int, _ http.ResponseWriter, r *http.Request) {
+		rest(r, time.Second)
+		cut()
+	}
+	change := func(c *Config) { c.MinRetries, c.RetryShare = 0, 0.001 }
+	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
+		m.relay.retries.least = 0
+		start := time.Now()
+		got := m.ask(askWhole)
+		waited := time.Since(start).Truncate(time.Second) // without the pause before
+		if got.status != 502 || !strings.Contains(got.body, "broke off") || waited != 11*time.Second {
+			t.Errorf("%d %s after %v", got.status, got.body, waited)
+		}
+		if got := testutil.ToFloat64(m.relay.metrics.denied); got != 1 {
+			t.Errorf("%v attempts denied", got)
 		}
 	})
 }
