@@ -160,7 +160,7 @@ func (a *attempt) run() outcome {
 	if a.waits && !a.share() {
 		return outcome{result: resultDenied}
 	}
-	if a.later && !a.j.r.pacer.enter(a) {
+	if a.later && !a.enter() {
 		return outcome{result: resultLost}
 	}
 	a.began = time.Now()
@@ -189,13 +189,13 @@ func (a *attempt) share() bool {
 	r := a.j.r
 	ctx, cancel := context.WithTimeout(a.ctx, a.j.route.Stream.Wait.D())
 	defer cancel()
-	if !r.retries.wait(ctx) {
+	if !r.retries.enter(ctx, a.j.route.Priority) {
 		if a.ctx.Err() == nil {
 			r.metrics.denied.Inc()
 		}
 		return false
 	}
-	a.free = once(r.retries.give)
+	a.free = once(r.retries.leave)
 	return true
 }
 
@@ -212,6 +212,9 @@ func (a *attempt) request() *http.Request {
 	h.Set(names.Stream, j.led.stream)
 	if a.w.mark != "" && a.w.mark == j.r.mark {
 		h.Set(names.Relay, j.r.cfg.Secret)
+		if p := j.route.Priority; p != 0 {
+			h.Set(names.Priority, strconv.Itoa(int(p)))
+		}
 	}
 	body := func() io.ReadCloser { return newSending([]byte{'{'}, a.prefix, a.rest) }
 	req := &http.Request{

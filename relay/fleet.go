@@ -31,6 +31,7 @@ func (r *Relay) Update() {
 	r.fleet.sick = now
 	known := func(id string) bool { _, ok := r.cfg.Picker.Info(id); return ok }
 	r.paces.retain(known)
+	r.pacers.retain(known)
 }
 
 // warnEvery is how often the same alert is logged.

@@ -223,7 +223,7 @@ func retries(r policy.ModelRoute) int {
 // many requests at once, and they wait for their turn; one that refuses for its load must
 // not get more of it.
 func (j *job) retry(w worker, here bool) bool {
-	now := j.r.retries.take()
+	now := j.r.retries.try()
 	if !now && j.hunt.last.result == resultStatus {
 		j.r.metrics.denied.Inc()
 		return false
@@ -235,7 +235,7 @@ func (j *job) retry(w worker, here bool) bool {
 	a := j.newAttempt(w, causeRetry)
 	j.put()
 	if a.waits = !now; now {
-		a.free = once(j.r.retries.give)
+		a.free = once(j.r.retries.leave)
 	}
 	a.delay = backOff(j.r.cfg.BackOff, max(j.hunt.row, 1))
 	j.launch(a)

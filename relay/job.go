@@ -101,7 +101,7 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.unlink = context.AfterFunc(r.cut, func() { j.cancel(errDraining) })
 	j.out = newClient(w, r.cfg.KeepAlive, r.cfg.ClientStall, func() { j.cancel(errStalled) })
 	j.hunt.queue = r.candidates(in.Header.Get(names.Destination))
-	r.retries.request(1)
+	r.retries.running.Add(1)
 	r.live.add(j)
 	return j
 }
@@ -261,6 +261,6 @@ func (j *job) finish() {
 	j.unlink()
 	j.cancel(nil)
 	j.body.release()
-	j.r.retries.request(-1)
+	j.r.retries.running.Add(-1)
 	j.r.live.remove(j)
 }

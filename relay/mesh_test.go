@@ -41,6 +41,7 @@ metadata: {name: short}
 spec:
   models: [m]
   tiers: [{pool: p}]
+  priority: 7
   timeouts: {firstByte: 40s, streamIdle: 5s, request: 120s, kvLookup: 700ms}
 ---
 apiVersion: kvmesh.io/v1alpha1
@@ -252,8 +253,8 @@ func (m *mesh) checkIdle() {
 	if n := testutil.ToFloat64(m.relay.metrics.streams); n != 0 {
 		m.t.Errorf("%v streams are still counted", n)
 	}
-	if b := &m.relay.retries; b.running != 0 || b.further != 0 || len(b.queue) != 0 {
-		m.t.Errorf("retry budget counts %d running, %d further, %d waiting", b.running, b.further, len(b.queue))
+	if b := &m.relay.retries; b.running.Load() != 0 || b.in != 0 || len(b.queue) != 0 {
+		m.t.Errorf("retry budget counts %d running, %d further, %d waiting", b.running.Load(), b.in, len(b.queue))
 	}
 }
 

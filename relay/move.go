@@ -166,7 +166,7 @@ func (j *job) depart(why leaving) (stays string) {
 		j.arm(lookAgain)
 		return "no other worker with the same weights takes it"
 	}
-	if !flows && !j.r.retries.take() {
+	if !flows && !j.r.retries.try() {
 		j.r.metrics.denied.Inc()
 		j.arm(lookAgain / 5)
 		return "too many answers are being moved"
@@ -175,7 +175,7 @@ func (j *job) depart(why leaving) (stays string) {
 	if flows {
 		a.thaw = make(chan struct{}) // what it says from here on waits
 	} else {
-		b.free = once(j.r.retries.give)
+		b.free = once(j.r.retries.leave)
 	}
 	j.hedged = true
 	j.launch(b)
@@ -188,12 +188,12 @@ func (j *job) depart(why leaving) (stays string) {
 func (j *job) hedge(a *attempt, why leaving) {
 	exclude := append(slices.Clone(j.hunt.failed), a.w.id)
 	list := j.choose(exclude)
-	if len(list) == 0 || j.hunt.more >= retries(j.route) || !j.r.retries.take() {
+	if len(list) == 0 || j.hunt.more >= retries(j.route) || !j.r.retries.try() {
 		return
 	}
 	j.hunt.more++
 	b := j.newAttempt(list[0], why.cause)
-	b.free = once(j.r.retries.give)
+	b.free = once(j.r.retries.leave)
 	j.launch(b)
 	j.arm(lookLong)
 }

@@ -349,11 +349,14 @@ func TestMigrate(t *testing.T) {
 	}, well(t))
 }
 
-// The worker is told how long its look-up may take on this route.
-func TestLookUpLimit(t *testing.T) {
+// The worker is told how long its look-up may take on this route, and its priority.
+func TestRouteIsTold(t *testing.T) {
 	inOwnMesh(t, func(_ *testing.T, m *mesh) { m.ask(askUsage) }, func(n int, w http.ResponseWriter, r *http.Request, body string) {
 		if !strings.Contains(body, `"kv_within_ms":700`) {
 			t.Errorf("the route's limit is not in %s", body)
+		}
+		if got := r.Header.Get(names.Priority); got != "7" {
+			t.Errorf("priority %q, want the route's", got)
 		}
 		well(t)(n, w, r, body)
 	})

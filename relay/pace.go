@@ -3,8 +3,6 @@ package relay
 import (
 	"sync"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // pace is what is known of how fast a worker is, from its own answers. Safe for
@@ -97,20 +95,16 @@ func (b *byWorker[T]) retain(known func(id string) bool) {
 	}
 }
 
-// pacer lets so many answers move to one worker at once; the others wait in turn, which
-// is no stall. A worker that takes over for a dead one must not be buried under its
-// prefills.
-type pacer struct{ byWorker[semaphore.Weighted] }
-
-// enter waits for the attempt's turn, which lasts until its first token or its end. It
-// returns false when the attempt ended first.
-func (p *pacer) enter(a *attempt) bool {
-	turn := p.of(a.w.id)
-	if turn.Acquire(a.ctx, 1) != nil {
+// enter waits for the attempt's turn at its worker, which lasts until its first token or
+// its end. One that takes over for a dead worker must not be buried under its prefills;
+// the wait is no stall. It returns false when the attempt ended first.
+func (a *attempt) enter() bool {
+	turn := a.j.r.pacers.of(a.w.id)
+	if !turn.enter(a.ctx, a.j.route.Priority) {
 		return false
 	}
 	was := a.free
-	a.free = once(func() { turn.Release(1); was() })
+	a.free = once(func() { turn.leave(); was() })
 	return true
 }
 

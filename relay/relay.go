@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -26,7 +25,7 @@ type Relay struct {
 	live    live
 	mark    string // of the secret, as workers register it
 	paces   byWorker[pace]
-	pacer   pacer
+	pacers  byWorker[gate] // how many answers at once begin to go on at each
 	fleet   watchedFleet
 	kept    *retained
 	tracer  trace.Tracer
@@ -78,10 +77,11 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of retained streams: %w", err)
 	}
-	r := &Relay{cfg: cfg, metrics: m, kept: kept, retries: retryBudget{share: cfg.RetryShare, least: cfg.MinRetries}, mark: fleet.RelayMark(cfg.Secret)}
+	r := &Relay{cfg: cfg, metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
 	r.paces.make = func(string) *pace { return &pace{} }
-	r.pacer.make = func(id string) *semaphore.Weighted { return semaphore.NewWeighted(r.turns(id)) }
+	r.pacers.make = func(id string) *gate { return &gate{most: func() int64 { return r.turns(id) }} }
+	r.retries.init(cfg.RetryShare, cfg.MinRetries)
 	r.cut, r.cutNow = context.WithCancel(context.Background())
 	r.egress = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

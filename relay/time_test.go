@@ -360,9 +360,8 @@ func TestRetryWaitsInVain(t *testing.T) {
 		rest(r, time.Second)
 		cut()
 	}
-	change := func(c *Config) { c.MinRetries, c.RetryShare = 0, 0.001 }
-	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
-		m.relay.retries.least = 0
+	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
+		m.relay.retries.init(0, 0)
 		start := time.Now()
 		got := m.ask(askWhole)
 		waited := time.Since(start).Truncate(time.Second) // without the pause before

@@ -210,6 +210,9 @@ type ModelRoute struct {
 	Retries  *int     `yaml:"retries"` // further attempts before the first byte, default 2
 	Relay    *bool    `yaml:"relay"`   // false keeps the route on the direct path, default true
 	Stream   Stream   `yaml:"stream"`
+	// Priority of its requests at the workers and among answers that move: a higher one
+	// goes first, default 0. The meaning is an InferenceObjective's.
+	Priority int32 `yaml:"priority"`
 }
 
 // Stream says how far the mesh goes to keep an answer flowing once it has begun.
