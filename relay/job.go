@@ -253,6 +253,10 @@ func (j *job) endedBy() *openai.Error {
 	return nil
 }
 
+// left reports whether the answer is not whole and nobody was told, because the client is
+// taken for gone. One that has only closed its sending side must not read it as a success.
+func (j *job) left() bool { return !j.hunt.delivered && j.ctx.Err() != nil && j.endedBy() == nil }
+
 // finish frees what the job holds.
 func (j *job) finish() {
 	j.out.close()

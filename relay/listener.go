@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"net/http"
@@ -69,8 +70,17 @@ type portion struct {
 // mostAtOnce bounds the events between two looks at the stream.
 const mostAtOnce = 64
 
-// serve sends what there is and what comes, until the end of the answer or ctx's.
-func (l *listener) serve(ctx context.Context) {
+// serveOrAbort is serve, but a connection that ends before the answer is cut: to return
+// would end it as if the answer were whole.
+func (l *listener) serveOrAbort(ctx context.Context) {
+	if !l.serve(ctx) {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// serve sends what there is and what comes, until the end of the answer or ctx's. It
+// returns false when the client got neither the end nor an error.
+func (l *listener) serve(ctx context.Context) (ended bool) {
 	slow := time.AfterFunc(never, func() {
 		l.s.all.mu.Lock()
 		defer l.s.all.mu.Unlock()
@@ -87,14 +97,14 @@ func (l *listener) serve(ctx context.Context) {
 			err := l.send(p)
 			slow.Stop()
 			if err != nil || p.last {
-				return
+				return err == nil || errors.Is(err, errClosed)
 			}
 			continue
 		}
 		select {
 		case <-l.wake:
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
 }

@@ -199,4 +199,7 @@ func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	j.body = b
 	defer j.finish()
 	j.run()
+	if j.left() {
+		panic(http.ErrAbortHandler) // returning would end the answer as if it were whole
+	}
 }

@@ -131,7 +131,7 @@ func (r *Relay) keep(w http.ResponseWriter, in *http.Request, b *heldBody, req *
 		j.finish()
 		s.ended()
 	})
-	l.serve(in.Context())
+	l.serveOrAbort(in.Context())
 }
 
 // resume serves the rest of a stream to a client that comes back. Whatever is wrong with
@@ -146,7 +146,7 @@ func (r *Relay) resume(w http.ResponseWriter, in *http.Request) {
 		e.Write(w)
 		return
 	}
-	l.serve(in.Context())
+	l.serveOrAbort(in.Context())
 }
 
 // parseEventID reads "<stream>:<number of the last event>".

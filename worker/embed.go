@@ -29,7 +29,7 @@ func (s *Server) answer(make func(ctx context.Context, e Engine, body []byte) (a
 		case err == nil:
 			writeJSON(w, http.StatusOK, v)
 		case clientLeft(r):
-			s.abandoned()
+			s.abandon()
 		default:
 			s.report(err)
 			asError(err).Write(w)

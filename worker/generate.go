@@ -68,9 +68,12 @@ func (s *Server) report(err error) {
 	s.cfg.Log.Error("request failed", "status", e.Status, "err", err)
 }
 
-// abandoned counts a request whose client left.
-func (s *Server) abandoned() {
+// abandon counts a request whose client left, and ends it. It does not return: to return
+// would end the answer as if it were whole, and a client that has only closed its sending
+// side, which looks the same from here, would read that.
+func (s *Server) abandon() {
 	s.metrics.success.WithLabelValues(s.modelName(), "abort").Inc()
+	panic(http.ErrAbortHandler)
 }
 
 // done counts a request that was answered in full.
@@ -107,7 +110,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, g *generati
 		st.close()
 		panic(http.ErrAbortHandler)
 	case errors.Is(err, errGone), clientLeft(r):
-		s.abandoned()
+		s.abandon()
 	default:
 		s.report(err)
 		st.fail(asError(err))
@@ -134,7 +137,7 @@ func (s *Server) serveWhole(w http.ResponseWriter, r *http.Request, g *generatio
 	case errors.Is(err, errCut), errors.Is(err, errCutInside):
 		panic(http.ErrAbortHandler)
 	case clientLeft(r):
-		s.abandoned()
+		s.abandon()
 	default:
 		s.report(err)
 		asError(err).Write(w)

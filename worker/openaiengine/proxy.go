@@ -56,7 +56,7 @@ func (e *Engine) Forward(w http.ResponseWriter, r *http.Request, f *worker.Forwa
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, cause error) {
 			if errors.Is(cause, context.Canceled) && r.Context().Err() != nil {
-				return // the client left
+				panic(http.ErrAbortHandler) // the client left, or closed its sending side: this is no answer
 			}
 			err = cause
 			openai.Unavailable(time.Second, "The server behind this worker cannot be reached.").Write(w)
