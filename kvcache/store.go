@@ -223,7 +223,10 @@ type Stats struct {
 	// Stale counts writes of attempts that had been overtaken.
 	Stale uint64
 	// Full counts writes that found no room; Failed those that failed otherwise.
-	Full, Failed            uint64
+	Full, Failed uint64
+	// Late counts calls that were given up at their deadline, and those that were not
+	// tried because others had just been.
+	Late                    uint64
 	Evictions, EvictedBytes uint64
 	// Expired counts tails that were dropped by age, and Swept files of dead
 	// processes.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvmesh/kvmesh/internal/s3link"
 	"github.com/kvmesh/kvmesh/worker/modelstore"
 )
 
@@ -74,7 +75,7 @@ func (e *env) sources() modelstore.Sources {
 		}
 		return ""
 	}
-	return modelstore.Sources{S3: modelstore.S3Config{
+	return modelstore.Sources{S3: s3link.Config{
 		Endpoint:  first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 		Region:    first("AWS_REGION", "AWS_DEFAULT_REGION"),
 		AccessKey: e.getenv("AWS_ACCESS_KEY_ID"), SecretKey: e.getenv("AWS_SECRET_ACCESS_KEY"),

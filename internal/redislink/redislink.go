@@ -4,6 +4,7 @@
 package redislink
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -29,7 +30,7 @@ type silent struct{}
 // Printf implements the library's interface.
 func (silent) Printf(context.Context, string, ...any) {}
 
-// timeout bounds connecting, and each read and write.
+// timeout bounds connecting, and each read and write, unless Config says otherwise.
 const timeout = time.Second
 
 // errURL says what a URL must look like. Errors of parsers repeat their input, which
@@ -42,6 +43,10 @@ type Config struct {
 	URL string
 	// TrustedCA is a PEM file of authorities for rediss://, "" for the system's.
 	TrustedCA string
+	// Timeout bounds connecting, and each read and write; 0 is a second.
+	Timeout time.Duration
+	// Connections is the most to one server; 0 is 4.
+	Connections int
 }
 
 // Validate reports a URL that cannot be connected to.
@@ -77,9 +82,10 @@ func (c Config) options() (*redis.Options, error) {
 	if err != nil {
 		return nil, errURL
 	}
-	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout, opts.PoolTimeout = timeout, timeout, timeout, timeout
+	limit := cmp.Or(c.Timeout, timeout)
+	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout, opts.PoolTimeout = limit, limit, limit, limit
 	opts.MaxRetries, opts.DialerRetries = -1, 1
-	opts.PoolSize, opts.ContextTimeoutEnabled = 4, true
+	opts.PoolSize, opts.ContextTimeoutEnabled = cmp.Or(c.Connections, 4), true
 	// Old servers and proxies answer these extras with errors.
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}

@@ -19,36 +19,66 @@ const (
 	Region    = "us-east-1"
 )
 
+// Server is one server process. Its methods are for the test's own goroutine.
+type Server struct {
+	Endpoint string // its URL, the same after a restart
+
+	t    testing.TB
+	weed string
+	args []string
+	cmd  *exec.Cmd
+}
+
 // Start runs a server, which ends with the test, and returns its URL. It takes some
 // seconds until the server takes the first upload, so the first is to be tried again.
 // The test is skipped where there is no weed.
 func Start(t testing.TB) (endpoint string) {
 	t.Helper()
-	weed := find(t)
+	return StartServer(t).Endpoint
+}
+
+// StartServer is Start for a test that kills the server.
+func StartServer(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{t: t, weed: find(t)}
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "s3.json")
 	users := `{"identities":[{"name":"t","credentials":[{"accessKey":"` + AccessKey + `","secretKey":"` + SecretKey + `"}],"actions":["Admin","Read","Write","List"]}]}`
 	if err := os.WriteFile(conf, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{
+	s.args = []string{
 		"server", "-dir", dir, "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1", "-filer", "-s3", "-s3.config", conf,
 		"-volume.max", "5", "-master.volumeSizeLimitMB", "64", "-master.telemetry=false", "-s3.port.iceberg", "0", "-s3.port.lance", "0",
 	}
 	var port string
 	for _, part := range []string{"master", "volume", "filer", "s3"} {
 		port = freePort(t)
-		args = append(args, "-"+part+".port", port, "-"+part+".port.grpc", freePort(t))
+		s.args = append(s.args, "-"+part+".port", port, "-"+part+".port.grpc", freePort(t))
 	}
-	cmd := exec.Command(weed, args...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	s.Endpoint = "http://127.0.0.1:" + port
+	t.Cleanup(s.Kill)
+	s.Start()
+	return s
+}
+
+// Start starts the server, again after Kill. It keeps its data.
+func (s *Server) Start() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.weed, s.args...)
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
-	})
-	return "http://127.0.0.1:" + port
+}
+
+// Kill ends the server with SIGKILL and waits until it is gone.
+func (s *Server) Kill() {
+	if s.cmd == nil {
+		return
+	}
+	_ = s.cmd.Process.Kill() // it may be dead already
+	_ = s.cmd.Wait()         // and then its status says so
+	s.cmd = nil
 }
 
 // find returns the executable: weed of the system, else the fetched one.

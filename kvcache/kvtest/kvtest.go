@@ -35,6 +35,8 @@ type Harness struct {
 	// Shared says that several processes may have one store open, and that its
 	// content outlives them.
 	Shared bool
+	// Lags says that Stats.Used learns late of what other processes write.
+	Lags bool
 	// Tamper changes the stored bytes of a block behind the store's back; the
 	// result of change may have another length. Nil leaves those tests out.
 	Tamper func(dir string, ref kvcache.Ref, change func([]byte) []byte) error

@@ -5,11 +5,16 @@ package bench
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/codec"
 	"github.com/kvmesh/kvmesh/worker"
@@ -17,7 +22,7 @@ import (
 )
 
 var (
-	codecTexts     = flag.Int("kv-codec-texts", 0, "prompts of TestCodecError; 0 = it is skipped")
+	codecTexts     = flag.Int("kv-codec-texts", 0, "prompts of TestCodecError, at most 10; 0 = it is skipped")
 	codecPositions = flag.Int("kv-codec-positions", 16, "positions of each prompt's continuation")
 )
 
@@ -101,6 +106,28 @@ func next(t *testing.T, e worker.Engine, ids []int32, kv []worker.KVRange) worke
 	return first
 }
 
+// texts returns the first tokens of each text in testdata/texts.txt: prose, code, speech,
+// a table, and more, all of which break off.
+func texts(t *testing.T, e *llamacpp.Engine, tokens int) (all [][]int32) {
+	t.Helper()
+	file, err := os.ReadFile(filepath.Join("testdata", "texts.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text := range strings.SplitSeq(strings.TrimSpace(string(file)), "\n%%\n") {
+		req, bad := openai.Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":%q}`, text))
+		if bad != nil {
+			t.Fatal(bad)
+		}
+		ids, err := e.Tokenize(req, 0)
+		if err != nil || len(ids) < tokens {
+			t.Fatalf("text %d has %d tokens, want %d: %v", len(all)+1, len(ids), tokens, err)
+		}
+		all = append(all, ids[:tokens])
+	}
+	return all
+}
+
 // TestCodecError measures what the codecs do to a real model: the next token's
 // distribution with quantized KV of the prompt against that with raw KV, both restored,
 // at each position of greedy continuations. The table is in docs/worker-kv.md.
@@ -111,11 +138,10 @@ func TestCodecError(t *testing.T) {
 	const tokens = 128
 	positions := *codecPositions
 	e := openModel(t, 1024, 1)
-	long := longPrompt(t, e, tokens+40**codecTexts)
+	prompts := texts(t, e, tokens)
 	kl, same := map[kvcache.Codec][]float64{}, map[kvcache.Codec]int{}
 	ratios := map[kvcache.Codec]float64{}
-	for i := range *codecTexts {
-		ids := long[40*i : 40*i+tokens]
+	for i, ids := range prompts[:min(*codecTexts, len(prompts))] {
 		p, keep := greedy(positions+1), &shelf{want: tokens}
 		p.KV = keep
 		want, _, _, _ := generate(t, e, ids, p)
@@ -137,6 +163,7 @@ func TestCodecError(t *testing.T) {
 				}
 			}
 		}
+		t.Logf("text %d of %d", i+1, *codecTexts)
 	}
 	for c, v := range kl {
 		slices.Sort(v)

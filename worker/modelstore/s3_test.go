@@ -15,6 +15,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
+	"github.com/kvmesh/kvmesh/internal/s3link"
 	"github.com/kvmesh/kvmesh/internal/s3test"
 )
 
@@ -42,7 +43,7 @@ func TestPullOverS3(t *testing.T) {
 		o.ServeHTTP(w, r)
 	}))
 	t.Cleanup(srv.Close)
-	from := Sources{S3: S3Config{Endpoint: srv.URL, Region: "us-east-1", AccessKey: "AK", SecretKey: "hunter2"}}
+	from := Sources{S3: s3link.Config{Endpoint: srv.URL, Region: "us-east-1", AccessKey: "AK", SecretKey: "hunter2"}}
 	o.set(func() { o.cut = 90_000 })
 	m, err := s.Pull(t.Context(), from, "s3://bucket/m/v1/manifest.json", nil)
 	if err != nil {
@@ -88,8 +89,8 @@ func upload(ctx context.Context, core *minio.Core, key string, body []byte) erro
 
 // A real S3 server: what was uploaded is pulled, from the middle too.
 func TestPullFromSeaweedFS(t *testing.T) {
-	from := Sources{S3: S3Config{Endpoint: s3test.Start(t), Region: s3test.Region, AccessKey: s3test.AccessKey, SecretKey: s3test.SecretKey}}
-	core, err := from.S3.core()
+	from := Sources{S3: s3link.Config{Endpoint: s3test.Start(t), Region: s3test.Region, AccessKey: s3test.AccessKey, SecretKey: s3test.SecretKey}}
+	core, err := s3link.Open(from.S3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,8 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/kvmesh/kvmesh/internal/s3link"
 )
 
 // stall is how long a source may send nothing before the connection is given up.
@@ -24,18 +25,9 @@ const stall = 30 * time.Second
 
 // Sources says how models are reached: by file path, http(s):// or s3:// URL.
 type Sources struct {
-	S3 S3Config
+	S3 s3link.Config
 	// HTTP makes the requests, nil for a client with the usual proxy settings.
 	HTTP *http.Client
-}
-
-// S3Config says where s3:// leads and as whom.
-type S3Config struct {
-	Endpoint string // URL of the server, empty for Amazon's
-	Region   string
-	// Without keys, Amazon's endpoint is asked with what the machine has: the
-	// shared credentials file or its role. Another endpoint is asked anonymously.
-	AccessKey, SecretKey, SessionToken string
 }
 
 // temporary marks an error after which another try may help.
@@ -133,7 +125,7 @@ func (s Sources) client() *http.Client {
 
 // openS3 reads an object.
 func (s Sources) openS3(ctx context.Context, u *url.URL, offset int64) (io.ReadCloser, int64, error) {
-	core, err := s.S3.core()
+	core, err := s3link.Open(s.S3)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -160,32 +152,6 @@ func (s Sources) openS3(ctx context.Context, u *url.URL, offset int64) (io.ReadC
 	}
 	body.from = object
 	return body, offset, nil
-}
-
-// core makes a client of the endpoint.
-func (c S3Config) core() (*minio.Core, error) {
-	host, secure := "s3.amazonaws.com", true
-	if c.Endpoint != "" {
-		u, err := url.Parse(c.Endpoint)
-		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || strings.Trim(u.Path, "/") != "" {
-			return nil, errors.New("endpoint of S3: want http(s)://HOST:PORT")
-		}
-		host, secure = u.Host, u.Scheme == "https"
-	}
-	opts := &minio.Options{Secure: secure, Region: c.Region, MaxRetries: 1}
-	switch {
-	case c.AccessKey != "":
-		opts.Creds = credentials.NewStaticV4(c.AccessKey, c.SecretKey, c.SessionToken)
-	case c.Endpoint == "":
-		opts.Creds = credentials.NewChainCredentials([]credentials.Provider{
-			&credentials.FileAWSCredentials{}, &credentials.IAM{},
-		})
-	}
-	core, err := minio.NewCore(host, opts)
-	if err != nil {
-		return nil, fmt.Errorf("S3: %w", err)
-	}
-	return core, nil
 }
 
 // patient is a body that is given up when nothing comes for stall.

@@ -4,10 +4,12 @@ package redistest
 
 import (
 	"context"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -33,15 +35,14 @@ type Server struct {
 // with the test. The test is skipped where there is no redis-server.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s := &Server{t: t, path: find(t), dir: t.TempDir(), args: args}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Addr = ln.Addr().String()
-	if err := ln.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return startAt(t, freeAddrs(t, 1)[0], args...)
+}
+
+// startAt runs a server at an address.
+func startAt(t testing.TB, addr string, args ...string) *Server {
+	t.Helper()
+	s := &Server{t: t, path: find(t), dir: t.TempDir(), args: args, Addr: addr}
+	var err error
 	if s.Client, err = redislink.Open(redislink.Config{URL: s.URL()}); err != nil {
 		t.Fatal(err)
 	}
@@ -51,6 +52,25 @@ func Start(t testing.TB, args ...string) *Server {
 	})
 	s.Start()
 	return s
+}
+
+// freeAddrs are addresses on loopback that nobody listens on. Their ports are below those
+// that the system gives out, so that nobody gets one before the server does.
+func freeAddrs(t testing.TB, n int) (addrs []string) {
+	t.Helper()
+	for range 1000 {
+		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(15000+rand.IntN(17000)))
+		ln, err := net.Listen("tcp", addr)
+		if err != nil {
+			continue
+		}
+		defer ln.Close() // with the others: each is given out once
+		if addrs = append(addrs, addr); len(addrs) == n {
+			return addrs
+		}
+	}
+	t.Fatal("no free port")
+	return nil
 }
 
 // URL is the server's, without password and TLS.

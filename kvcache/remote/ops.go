@@ -1,0 +1,238 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// ErrAway says that a server failed several calls in a row and is left alone for a
+// while. It is a miss.
+var ErrAway = errors.New("server does not answer and is left alone for a while")
+
+// OpsConfig describes the calls of a store.
+type OpsConfig struct {
+	// Tier is the store's name in messages and metrics.
+	Tier string
+	// Timeout is the most that a call takes which reads.
+	Timeout time.Duration
+	// PutTimeout is the most that a call takes which writes.
+	PutTimeout time.Duration
+	// Away is how long a server is left alone that does not answer.
+	Away time.Duration
+	// Limit is the store's limit in bytes, for Stats.
+	Limit int64
+	// Registry gets the metrics kvmesh_kv_tier_*; nil = none.
+	Registry prometheus.Registerer
+}
+
+// Ops admits the calls of a store, bounds them and counts them. It is safe for
+// concurrent use.
+type Ops struct {
+	cfg   OpsConfig
+	Count Counters
+	// used is asked for the bytes in use.
+	used func() int64
+	took *prometheus.HistogramVec
+
+	life    sync.Mutex
+	closed  bool
+	running sync.WaitGroup
+
+	gate gate
+}
+
+// NewOps makes the calls of one store. used is asked for Stats.Used.
+func NewOps(cfg OpsConfig, used func() int64) *Ops {
+	o := &Ops{cfg: cfg, used: used, gate: gate{away: cfg.Away}}
+	o.took = register(cfg, o)
+	return o
+}
+
+// Op is one call.
+type Op struct {
+	ops   *Ops
+	name  string
+	begin time.Time
+	end   context.CancelFunc
+	outer context.Context
+}
+
+// Begin admits a call under a name of its kind. The context that it returns ends at the
+// caller's deadline or the store's; End must be called, unless there is an error.
+func (o *Ops) Begin(ctx context.Context, name string) (context.Context, *Op, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	o.life.Lock()
+	defer o.life.Unlock()
+	if o.closed {
+		return nil, nil, kvcache.ErrClosed
+	}
+	begin := time.Now()
+	if !o.gate.pass(begin) {
+		o.Count.Late.Add(1)
+		return nil, nil, fmt.Errorf("%s: %w", o.cfg.Tier, ErrAway)
+	}
+	limit := o.cfg.Timeout
+	if name == OpPut || name == OpDrop {
+		limit = o.cfg.PutTimeout
+	}
+	o.running.Add(1)
+	op := &Op{ops: o, name: name, begin: begin, outer: ctx}
+	ctx, op.end = context.WithTimeout(ctx, limit)
+	return ctx, op, nil
+}
+
+// The names of calls.
+const (
+	OpPut    = "put"
+	OpGet    = "get"
+	OpLookUp = "lookup"
+	OpDrop   = "drop"
+	OpRemove = "remove"
+)
+
+// End counts how a call went and returns its error with what was attempted. What a
+// caller acts on, a miss or a refusal, is the server's right answer.
+func (c *Op) End(err error) error {
+	defer c.ops.running.Done()
+	c.end()
+	took := time.Since(c.begin)
+	c.ops.took.WithLabelValues(c.name).Observe(took.Seconds())
+	if err == nil || answered(err) {
+		c.ops.gate.report(false, c.begin)
+		return err
+	}
+	late := c.outer.Err() != nil || timedOut(err)
+	if late {
+		c.ops.Count.Late.Add(1)
+	} else {
+		c.ops.Count.Failed.Add(1)
+	}
+	// A caller that left, or had no time to give, says nothing about the server.
+	if !errors.Is(c.outer.Err(), context.Canceled) && !(late && took < c.ops.cfg.Timeout/4) {
+		c.ops.gate.report(true, time.Now())
+	}
+	switch outer := c.outer.Err(); {
+	case outer != nil && !errors.Is(err, outer):
+		err = fmt.Errorf("%w: %w", outer, err)
+	case timedOut(err) && !errors.Is(err, context.DeadlineExceeded):
+		// A socket's deadline is the call's, and may come a moment before it.
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	return fmt.Errorf("%s: %s: %w", c.ops.cfg.Tier, c.name, err)
+}
+
+// answered says whether an error is about the block and not about the server.
+func answered(err error) bool {
+	_, refused := errors.AsType[*kvcache.Refusal](err)
+	return refused || errors.Is(err, kvcache.ErrNotFound) || errors.Is(err, kvcache.ErrFull) || errors.Is(err, kvcache.ErrClosed)
+}
+
+// timedOut says whether a deadline ended a call.
+func timedOut(err error) bool {
+	var n net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &n) && n.Timeout()
+}
+
+// Close lets no more calls in and waits for those that are. It says whether it was the
+// first to close.
+func (o *Ops) Close() bool {
+	o.life.Lock()
+	first := !o.closed
+	o.closed = true
+	o.life.Unlock()
+	o.running.Wait()
+	return first
+}
+
+// Refused counts a refusal and says whether err is one.
+func (o *Ops) Refused(err error) bool {
+	r, ok := errors.AsType[*kvcache.Refusal](err)
+	if ok {
+		o.Count.Refused[r.Reason].Add(1)
+	}
+	return ok
+}
+
+// Keeps says whether a block that was refused is right all the same, and only the
+// asker is of another model or tenant: it stays.
+func Keeps(h kvcache.Header, ref kvcache.Ref) bool { return h.Key == ref.Key && h.Check(ref) != nil }
+
+// gate leaves a server alone that failed several calls in a row.
+type gate struct {
+	away time.Duration
+
+	mu    sync.Mutex
+	fails int
+	until time.Time
+}
+
+// mostFails is how many failures in a row a server is forgiven.
+const mostFails = 3
+
+// pass says whether a call may try. When the time has passed one may at a time.
+func (g *gate) pass(now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.fails < mostFails {
+		return true
+	}
+	if now.Before(g.until) {
+		return false
+	}
+	g.until = now.Add(g.away) // the others wait for what this one finds
+	return true
+}
+
+// report notes how a call went that passed.
+func (g *gate) report(failed bool, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !failed {
+		g.fails = 0
+		return
+	}
+	if g.fails++; g.fails >= mostFails {
+		g.until = now.Add(g.away)
+	}
+}
+
+// Counters are those of kvcache.Stats, by their names.
+type Counters struct {
+	Puts, PutBytes, Duplicates atomic.Uint64
+	Hits, Misses, HitBytes     atomic.Uint64
+	Lookups, LookupTokens      atomic.Uint64
+	Full, Failed, Late         atomic.Uint64
+	Evictions, EvictedBytes    atomic.Uint64
+	Expired, Swept             atomic.Uint64
+	Refused                    [len(kvcache.Stats{}.Refused)]atomic.Uint64
+}
+
+// Stats implements kvcache.Counted for a store.
+func (o *Ops) Stats() kvcache.Stats {
+	c := &o.Count
+	st := kvcache.Stats{
+		Puts: c.Puts.Load(), PutBytes: c.PutBytes.Load(), Duplicates: c.Duplicates.Load(),
+		Hits: c.Hits.Load(), Misses: c.Misses.Load(), HitBytes: c.HitBytes.Load(),
+		Lookups: c.Lookups.Load(), LookupTokens: c.LookupTokens.Load(),
+		Full: c.Full.Load(), Failed: c.Failed.Load(), Late: c.Late.Load(),
+		Evictions: c.Evictions.Load(), EvictedBytes: c.EvictedBytes.Load(),
+		Expired: c.Expired.Load(), Swept: c.Swept.Load(),
+		Used: o.used(), Limit: o.cfg.Limit,
+	}
+	for i := range st.Refused {
+		st.Refused[i] = c.Refused[i].Load()
+	}
+	return st
+}
