@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -120,13 +121,11 @@ func (c *Cluster) await(ctx context.Context, what string, ok func(*Server) bool)
 
 // URL names all nodes, for redislink.OpenCluster.
 func (c *Cluster) URL() string {
-	url := c.Nodes[0].URL()
-	sep := "?"
+	addrs := url.Values{}
 	for _, n := range c.Nodes[1:] {
-		url += sep + "addr=" + n.Addr
-		sep = "&"
+		addrs.Add("addr", n.Addr)
 	}
-	return url
+	return c.Nodes[0].URL() + "?" + addrs.Encode()
 }
 
 // Each does something to all nodes that are alive and masters now.
