@@ -54,12 +54,28 @@ func (j *job) limitOf(a *attempt) time.Duration {
 		return never
 	}
 	if !j.begun() {
-		if d := a.pace.silence(s.StallMin.D()); d > 0 {
-			return d
+		d := a.pace.silence(s.StallMin.D())
+		if d > 0 && j.r.works(a) {
+			d = max(d, j.route.Timeouts.FirstByte.D()/workingShare)
 		}
-		return never
+		if d == 0 {
+			return never
+		}
+		return d
 	}
 	return a.pace.stall(s.StallMin.D(), s.StallMax.D())
+}
+
+// workingShare is the part of the time for the first byte that an engine of ours may be
+// silent before its first token while it works: a prompt may be longer than those from
+// which its pace is known. Half of that time is left to another worker.
+const workingShare = 2
+
+// works reports whether an engine of ours says that it runs requests. Such a worker is
+// slow, and not hung: were it away, its reports would stop, or Envoy's pings fail.
+func (r *Relay) works(a *attempt) bool {
+	info, ok := r.cfg.Picker.Info(a.w.id)
+	return ok && a.engine && info.Running > 0 && r.sick(a.w.id) == ""
 }
 
 // ticked looks at how things stand. It reports whether the job is over.

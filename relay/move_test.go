@@ -88,6 +88,22 @@ func TestWholeGoesOn(t *testing.T) {
 	}
 }
 
+// What keeps a silent stream open is no part of an answer that goes out whole.
+func TestWholeHasNoComments(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		got := m.ask(`{"model":"m","stream":false,"prompt":"p","max_tokens":10}`)
+		if !json.Valid([]byte(got.body)) || got.status != 200 || got.header.Get("Content-Type") != "application/json" || got.header.Get(names.Worker) != "w1" {
+			t.Errorf("%d %v %s", got.status, got.header, got.body)
+		}
+	}, func(n int, w http.ResponseWriter, r *http.Request, body string) {
+		send(w, ": keep-alive\n\n")
+		generate(t, n, w, r, body, 3, func(w http.ResponseWriter, _ *http.Request) bool {
+			send(w, ": keep-alive\n\n", "event: ping\n\n", "id: 7\n\n")
+			return true
+		})
+	})
+}
+
 // A worker that hangs is replaced once it is silent for longer than it ever is; when it
 // comes back first, it stays.
 func TestStall(t *testing.T) {
@@ -135,6 +151,35 @@ func TestStall(t *testing.T) {
 					t.Errorf("%d moves in %v, want %d within %v", n, got.took, tt.moves, tt.most)
 				}
 			})
+		})
+	}
+}
+
+// Before its first token an engine of ours that works is slow, and not hung, whatever
+// its pace was with other prompts; one that does not know of the request is left.
+func TestSlowFirstToken(t *testing.T) {
+	for _, tt := range []struct {
+		running  uint32
+		attempts int
+	}{{1, 1}, {0, 2}} {
+		var at *mesh
+		script := func(n int, w http.ResponseWriter, r *http.Request, body string) {
+			if n == 21 && !rest(r, 4*time.Minute) {
+				return
+			}
+			generate(t, n, w, r, body, -1, nil)
+		}
+		inMesh(t, own, scripted(t, &at, script), func(t *testing.T, m *mesh) {
+			at = m
+			for range 20 {
+				m.ask(askUsage)
+			}
+			m.picker.Update(ownFleet(3, func(_ int, w *fleetpb.Worker) { w.Load = &fleetpb.Load{Running: tt.running} }))
+			got := m.ask(askUsage, names.ModelRoute, "long")
+			m.checkWhole(got.body, 1, 10, true)
+			if n := len(m.attempts()) - 20; n != tt.attempts {
+				t.Errorf("%d running: %d attempts after %v, want %d", tt.running, n, got.took, tt.attempts)
+			}
 		})
 	}
 }

@@ -68,12 +68,15 @@ func (a *attempt) hold() bool {
 	return false
 }
 
-// comment passes a comment of the worker on.
+// comment passes a comment of the worker on, where the client gets a stream.
 func (a *attempt) comment(ev openai.Event) (outcome, bool) {
 	if !a.hold() {
 		return outcome{result: resultLost}, true
 	}
 	defer a.j.put()
+	if a.j.whole != nil {
+		return outcome{}, false
+	}
 	return a.send(ev.Raw)
 }
 

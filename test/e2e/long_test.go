@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/kvmesh/kvmesh/envoy/admin"
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
@@ -34,15 +38,32 @@ func answer(t *testing.T, m *testmesh.Mesh, body string) (string, error) {
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	// A stream that began with a sign of life names no worker.
+	want, named := "application/json", resp.Header.Get(names.Worker) != ""
+	if strings.Contains(body, `"stream":true`) {
+		want, named = "text/event-stream", true
+	}
+	if got := resp.Header.Get("Content-Type"); err == nil && (resp.StatusCode != http.StatusOK || got != want || !named) {
+		err = fmt.Errorf("status %d, headers %v: %s", resp.StatusCode, resp.Header, text)
 	}
 	return string(text), err
 }
 
-// A stream whose first token takes 180 s and an answer that takes 180 s both
-// arrive, each with one attempt: nothing on the path times out or repeats.
-func TestSlow(t *testing.T) {
+// isWhole checks a completion that comes in one piece.
+func isWhole(body string, tokens int) error {
+	var c openai.Completion
+	if err := json.Unmarshal([]byte(body), &c); err != nil {
+		return err
+	}
+	if len(c.Choices) != 1 || c.Choices[0].FinishReason == nil || *c.Choices[0].FinishReason != "length" || c.Usage == nil || c.Usage.CompletionTokens != tokens {
+		return fmt.Errorf("want %d tokens to the limit", tokens)
+	}
+	return nil
+}
+
+// An answer in one piece is JSON and nothing else, also when its worker is silent for so
+// long in it that a stream would get a sign of life.
+func TestSilentWhole(t *testing.T) {
 	t.Parallel()
 	m := testmesh.StartPolicy(t, bin, quick+`---
 apiVersion: kvmesh.io/v1alpha1
@@ -53,6 +74,23 @@ spec:
   tiers: [{pool: sim}]
   stream: {stallMax: off} # such silence is never taken for that of a hung worker
 `)
+	whole, err := answer(t, m, `{"model":"sim-1","prompt":"b","max_tokens":3,"sim":{"itl_ms":17000}}`)
+	if err := errors.Join(err, isWhole(whole, 3)); err != nil {
+		t.Errorf("%v\n%s", err, whole)
+	}
+}
+
+// A stream whose first token takes 180 s and an answer that takes 180 s both arrive, each
+// with one attempt: nothing on the path times out or repeats.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	m := testmesh.StartPolicy(t, bin, quick)
+	const short = 30 // answers, by which the relay knows how fast the workers usually are
+	each(short, func(int) {
+		if _, err := answer(t, m, `{"model":"sim-1","prompt":"short","max_tokens":5}`); err != nil {
+			t.Error(err)
+		}
+	})
 	var wg sync.WaitGroup
 	var stream, whole string
 	var errStream, errWhole error
@@ -61,7 +99,7 @@ spec:
 		stream, errStream = answer(t, m, `{"model":"sim-1","prompt":"a","max_tokens":2,"stream":true,"sim":{"ttft_ms":180000}}`)
 	})
 	wg.Go(func() {
-		whole, errWhole = answer(t, m, `{"model":"sim-1","prompt":"b","max_tokens":2,"sim":{"ttft_ms":90000,"itl_ms":90000}}`)
+		whole, errWhole = answer(t, m, `{"model":"sim-1","prompt":"b","max_tokens":4001,"ignore_eos":true,"sim":{"max":0,"ttft_ms":100000,"itl_ms":20}}`)
 	})
 	wg.Wait()
 	if took := time.Since(start); took < 179*time.Second {
@@ -70,15 +108,15 @@ spec:
 	if errStream != nil || !strings.Contains(stream, "data: [DONE]") || !strings.Contains(stream, ": keep-alive") {
 		t.Errorf("stream: %v\n%s", errStream, stream)
 	}
-	if errWhole != nil || !strings.Contains(whole, `"finish_reason":"length"`) {
-		t.Errorf("whole answer: %v\n%s", errWhole, whole)
+	if err := errors.Join(errWhole, isWhole(whole, 4001)); err != nil {
+		t.Errorf("whole answer: %v\n%.500s", err, whole)
 	}
 	answered := 0
 	for _, w := range m.Workers(t) {
 		answered += metric(t, "http://"+w.Address+"/metrics", "vllm:request_success_total")
 	}
-	if answered != 2 {
-		t.Errorf("workers answered %d requests for two: an attempt was repeated", answered)
+	if answered != short+2 {
+		t.Errorf("workers answered %d requests for %d: an attempt was repeated", answered, short+2)
 	}
 	// Three minutes of pings on quiet connections: no server took them for abuse.
 	stats, err := admin.NewClient(m.Admin).Stats(t.Context(), `^cluster\..*\.upstream_cx_close_notify$`)
