@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/semaphore"
@@ -38,6 +39,9 @@ type Config struct {
 	// Secret proves to workers that a request is the relay's; "" leaves answers with
 	// the worker that began them.
 	Secret string
+	// Streams is a store in which streams are kept for clients that come back to another
+	// gateway; nil keeps them here only. It needs a Secret, the same at all gateways.
+	Streams *redis.Client
 
 	// Tracing takes a span per attempt; nil records none and passes the trace on.
 	Tracing trace.TracerProvider
@@ -115,6 +119,8 @@ func (c *Config) Validate() error {
 		return errors.New("relay: Policy.Mesh.MaxBody: want a positive number of bytes")
 	case c.Picker == nil:
 		return errors.New("relay: Picker: missing")
+	case c.Streams != nil && c.Secret == "":
+		return errors.New("relay: Secret: missing, and Streams needs it")
 	case c.DialEgress == nil:
 		return errors.New("relay: DialEgress: missing")
 	case c.Held == nil:

@@ -25,6 +25,7 @@ type hunt struct {
 	row    int       // attempts that failed in a row, for the back-off
 	broken int       // those of them that broke off, and did not just refuse
 	since  time.Time // that nobody gives the answer; zero while somebody does
+	cause  string    // why nobody gives it, "" = who did broke off
 	asked  int       // others asked because of the same silence, without success
 
 	delivered bool    // the client has its answer

@@ -141,12 +141,15 @@ func (j *job) run() {
 		j.out.keepOpen()
 	}
 	j.watch.set(j.route.Timeouts.FirstByte.D(), errFirstByte)
+	if j.begun() { // elsewhere
+		j.watch.set(j.route.Timeouts.StreamIdle.D(), errIdle)
+	}
 	if d := j.route.Timeouts.Request.D(); d > 0 {
-		t := time.AfterFunc(d, func() { j.cancel(errRequest) })
+		t := time.AfterFunc(d-time.Since(j.start), func() { j.cancel(errRequest) })
 		defer t.Stop()
 	}
 	j.hunt.last = outcome{err: openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again.")}
-	for over := !j.begin(); !over; {
+	for over := !j.open(); !over; {
 		select {
 		case e := <-j.ends:
 			over = j.ended(e)
@@ -164,6 +167,20 @@ func (j *job) run() {
 	if !j.hunt.delivered {
 		j.giveUp()
 	}
+}
+
+// open makes the first attempt, or the first here of an answer that was begun elsewhere.
+// It returns false when there is nothing to do or nobody to ask.
+func (j *job) open() bool {
+	a := j.owner
+	switch {
+	case a == nil:
+		return j.begin()
+	case !j.finishes():
+		return j.replace(nil)
+	}
+	j.hunt.delivered = a.conclude().delivered
+	return false
 }
 
 // stop ends the attempts that still run and waits for them.

@@ -21,6 +21,9 @@ type keptStream struct {
 	size   int64         // most bytes of its events
 	ctx    context.Context
 	cancel context.CancelFunc // ends the job
+	job    *job               // nil for an answer that another gateway has ended
+	steps  stepper            // of the job
+	share  *sharing           // nil where nothing is shared
 	header http.Header        // as the job makes it, until head is taken of it
 
 	head     http.Header // nil until the answer begins
@@ -102,6 +105,7 @@ func (s *keptStream) Write(p []byte) (int, error) {
 	}
 	s.events = append(s.events, bytes.Clone(p))
 	s.count(cost(p))
+	s.all.shared.noteLocked(s, !bytes.HasPrefix(p, s.mark))
 	if s.at != nil {
 		s.at.unsent += cost(p)
 		s.at.poke()

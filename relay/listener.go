@@ -124,7 +124,11 @@ func (l *listener) look() (p portion, any bool) {
 	case s.gone, s.over && s.head == nil:
 		p.failed = broke()
 	case l.next < s.first+len(s.events):
-		rest := s.events[l.next-s.first:]
+		n := s.all.shared.heldLocked(s) - l.next
+		if n <= 0 {
+			return p, any
+		}
+		rest := s.events[l.next-s.first:][:n]
 		p.events = slices.Clone(rest[:min(len(rest), mostAtOnce)]) // the stream may drop its own
 	case s.comment != nil:
 		p.other, s.comment = s.comment, nil

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -20,6 +21,7 @@ const (
 	causeUnhealthy = "unhealthy" // the control plane says so
 	causeDraining  = "draining"  // it is to be empty
 	causeMigrate   = "migrate"   // an operator's wish
+	causeGateway   = "gateway"   // the client came back to another one
 )
 
 // leaving says that an answer should go on elsewhere.
@@ -274,7 +276,7 @@ func (j *job) replace(after *attempt) bool {
 		h.last.err = lost("no other worker could go on with it in time")
 		return false
 	}
-	b := j.newAttempt(w, causeLost)
+	b := j.newAttempt(w, cmp.Or(h.cause, causeLost))
 	if h.row > 1 {
 		b.delay = max(backOff(j.r.cfg.BackOff, h.row-1), min(h.last.wait, lookLong))
 	}
@@ -334,7 +336,7 @@ func (j *job) settle() {
 		}
 	}
 	h := &j.hunt
-	h.failed, h.queue, h.row, h.broken, h.asked, h.since = nil, nil, 0, 0, 0, time.Time{}
+	h.failed, h.queue, h.row, h.broken, h.asked, h.since, h.cause = nil, nil, 0, 0, 0, time.Time{}, ""
 	j.state.worker.Store(&owner.w.id)
 	j.arm(min(j.limitOf(owner), lookLong))
 }

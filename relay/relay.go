@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -28,6 +29,7 @@ type Relay struct {
 	pacers  byWorker[gate] // how many answers at once begin to go on at each
 	fleet   watchedFleet
 	kept    *retained
+	fetches singleflight.Group // of streams from other gateways
 	tracer  trace.Tracer
 
 	// cut ends when running answers must end with an error.
@@ -77,6 +79,11 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of retained streams: %w", err)
 	}
+	if cfg.Streams != nil {
+		if kept.shared, err = newSharer(&cfg, kept); err != nil {
+			return nil, fmt.Errorf("share streams: %w", err)
+		}
+	}
 	r := &Relay{cfg: cfg, metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
 	r.paces.make = func(string) *pace { return &pace{} }
@@ -121,6 +128,7 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerStream: bodyWindow},
 		ErrorLog:          slog.NewLogLogger(r.cfg.Log.Handler(), slog.LevelWarn),
 	}
+	defer r.kept.share(context.WithoutCancel(ctx))()
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -128,7 +136,7 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 	})
 	err := srv.Serve(lis)
 	if stop() { // ctx is still alive: Serve failed by itself
-		r.cutNow()
+		r.Cut()
 		r.kept.close()
 		_ = srv.Close() // the error to report is Serve's
 		return fmt.Errorf("serve relay on %s: %w", lis.Addr(), err)
@@ -139,7 +147,10 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 }
 
 // Cut ends the answers that run, each with an error event, once Run is to end.
-func (r *Relay) Cut() { r.cutNow() }
+func (r *Relay) Cut() {
+	r.kept.freeze()
+	r.cutNow()
+}
 
 // shutdown gives running answers time to end, then the time to say that they
 // were cut, then none.
@@ -149,7 +160,7 @@ func (r *Relay) shutdown(ctx context.Context, srv *http.Server) {
 	defer cancel()
 	r.kept.close()
 	err := srv.Shutdown(drain)
-	r.cutNow()
+	r.Cut()
 	if err == nil {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/binary"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -27,6 +28,7 @@ type retained struct {
 	limit   int64 // bytes of all streams that somebody may still ask for
 	gauge   retainMetrics
 	running sync.WaitGroup // the jobs
+	shared  *sharer        // nil without a store
 
 	mu      sync.Mutex
 	streams map[string]*keptStream // by stream id
@@ -40,7 +42,15 @@ type retainMetrics struct {
 	streams, bytes prometheus.Gauge
 	resumed        prometheus.Counter
 	dropped        *prometheus.CounterVec
+	passed         *prometheus.CounterVec
 }
+
+// Labels of streams that change their gateway.
+const (
+	byStore    = "store"
+	passedHere = "here"
+	passedAway = "away"
+)
 
 // Reasons to let go of a stream before its client had all of it, the values of the
 // label "reason".
@@ -65,8 +75,11 @@ func newRetained(limit int64, r prometheus.Registerer) (*retained, error) {
 		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kvmesh_relay_retained_dropped_total", Help: "Streams let go of before a client had all of them, by reason: expired, evicted, size, stopped.",
 		}, []string{"reason"}),
+		passed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kvmesh_relay_passed_total", Help: "Kept streams that changed their gateway, here or away, by the shared store or by a planned restart.",
+		}, []string{"by", "to"}),
 	}}
-	for _, c := range []prometheus.Collector{k.gauge.streams, k.gauge.bytes, k.gauge.resumed, k.gauge.dropped} {
+	for _, c := range []prometheus.Collector{k.gauge.streams, k.gauge.bytes, k.gauge.resumed, k.gauge.dropped, k.gauge.passed} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}
@@ -112,25 +125,17 @@ func (r *Relay) keep(w http.ResponseWriter, in *http.Request, b *heldBody, req *
 	ctx, cancel := context.WithCancel(context.WithoutCancel(in.Context()))
 	own := in.Clone(ctx)
 	own.Body = http.NoBody // it is read
-	id := own.Header.Get(names.Stream)
-	if id == "" {
-		id = rand.Text()
-		own.Header.Set(names.Stream, id)
+	if own.Header.Get(names.Stream) == "" {
+		own.Header.Set(names.Stream, rand.Text())
 	}
-	s := &keptStream{
-		all: r.kept, id: id, mark: []byte("id: " + id + ":"), owner: ownerOf(in), time: limits.Retain.D(), size: int64(limits.RetainSize),
-		ctx: ctx, cancel: cancel, header: http.Header{}, room: make(chan struct{}, 1),
-	}
+	s := r.newKept(own, cancel, limits)
 	l := newListener(s, w, r.cfg.ClientStall)
 	s.at = l
 	r.kept.add(s)
 	j := r.newJob(s, own, req, start)
 	j.body, j.out.stall = b, never // the listener has the client's
-	r.kept.running.Go(func() {
-		j.run()
-		j.finish()
-		s.ended()
-	})
+	s.job = j
+	r.kept.carry(s, j)
 	l.serveOrAbort(in.Context())
 }
 
@@ -140,7 +145,17 @@ func (r *Relay) resume(w http.ResponseWriter, in *http.Request) {
 	r.discardBody(w, in)
 	id, n, ok := parseEventID(in.Header.Get(names.LastEventID))
 	l := newListener(nil, w, r.cfg.ClientStall)
-	if !ok || !r.kept.attach(l, id, n, ownerOf(in)) {
+	who := ownerOf(in)
+	if ok && !r.kept.attach(l, id, n, who) {
+		err := r.lookElsewhere(in.Context(), id, n, who)
+		if err != nil && !errors.Is(err, errAbsent) {
+			r.cfg.Log.Warn("a client that comes back is put off", "err", err, "request", in.Header.Get(names.RequestID))
+			openai.Unavailable(time.Second, "Streams of other gateways cannot be looked up at the moment. Please try again.").Write(w)
+			return
+		}
+		ok = err == nil && r.kept.attach(l, id, n, who)
+	}
+	if !ok {
 		e := openai.Errorf(http.StatusNotFound, "There is no such stream for you to go on with. It may have expired; please ask again without Last-Event-ID.")
 		e.Code = "stream_not_found"
 		e.Write(w)
@@ -209,13 +224,18 @@ func (k *retained) detach(l *listener) {
 	case k.closing:
 		k.dropLocked(s, droppedStopped)
 	default:
-		s.away = k.away.PushBack(s)
-		s.until = time.Now().Add(s.time)
-		s.timer = time.AfterFunc(s.time, func() { k.expire(s) })
-		k.gauge.streams.Set(float64(k.away.Len()))
-		k.fitLocked(s)
+		k.parkLocked(s)
 	}
 	s.poke()
+}
+
+// parkLocked begins a stream's time without client.
+func (k *retained) parkLocked(s *keptStream) {
+	s.away = k.away.PushBack(s)
+	s.until = time.Now().Add(s.time)
+	s.timer = time.AfterFunc(s.time, func() { k.expire(s) })
+	k.gauge.streams.Set(float64(k.away.Len()))
+	k.fitLocked(s)
 }
 
 // backLocked ends a stream's time without client.
@@ -247,6 +267,7 @@ func (k *retained) dropLocked(s *keptStream, reason string) {
 		k.gauge.dropped.WithLabelValues(reason).Inc()
 	}
 	k.backLocked(s)
+	k.shared.forgetLocked(s, !k.closing)
 	k.take(-s.bytes)
 	s.gone, s.events, s.plain, s.bytes = true, nil, nil, 0
 	if k.streams[s.id] == s {

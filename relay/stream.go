@@ -146,7 +146,9 @@ func (a *attempt) begin(resp *http.Response) (outcome, bool) {
 			j.out.begin(http.StatusOK, h)
 		}
 	} else {
-		j.moves++
+		if a.cause != causeGateway {
+			j.moves++
+		}
 		j.from = was.w.id
 	}
 	j.turn()

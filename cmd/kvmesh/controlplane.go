@@ -85,9 +85,7 @@ func runControlPlane(ctx context.Context, e *env, o controlPlaneOptions) error {
 	if err != nil {
 		return err
 	}
-	if url := e.getenv("REDIS_URL"); url != "" && set.Mesh.Registry.Redis != "" {
-		set.Mesh.Registry.Redis = url
-	}
+	redisFromEnv(set, e.getenv)
 	if o.runDir, err = filepath.Abs(o.runDir); err != nil {
 		return fmt.Errorf("run folder: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
@@ -24,6 +25,8 @@ import (
 	"github.com/kvmesh/kvmesh/extproc/picker"
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
+	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/internal/redislink"
 	"github.com/kvmesh/kvmesh/relay"
 )
 
@@ -34,6 +37,7 @@ type gatewayOptions struct {
 	metrics, zone string
 	node          string
 	secretFile    string
+	redisCA       string
 	drain         time.Duration
 	handover      time.Duration
 }
@@ -45,7 +49,11 @@ func gatewayCommand(e *env) *cobra.Command {
 		Short: "Run the gateway: Envoy's external processor and the relay",
 		Long: `Run the gateway beside one Envoy. It answers ext_proc and carries generation
 requests on Unix sockets in --run-dir, and follows the fleet over the control plane's
-xDS. Without it Envoy serves alone.`,
+xDS. Without it Envoy serves alone.
+
+Where the Mesh document has shareStreams, streams that clients may come back to are kept
+in registry.redis too, for the other gateways with the same relay secret. REDIS_URL takes
+the place of its URL.`,
 		Example: "  kvmesh gateway -f mesh.yaml --run-dir /run/kvmesh --metrics 127.0.0.1:9090",
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return runGateway(c.Context(), e, o) },
@@ -60,6 +68,7 @@ xDS. Without it Envoy serves alone.`,
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "time that running answers have on SIGTERM; then they end with an error")
 	f.DurationVar(&o.handover, "handover", 15*time.Minute, "time that running answers have on SIGUSR2, when another gateway has taken over this one's sockets")
 	f.StringVar(&o.secretFile, "relay-secret-file", "", "file with the secret that proves to workers that a request is the relay's (default KVMESH_RELAY_SECRET; without one answers are not continued)")
+	f.StringVar(&o.redisCA, "redis-ca", "", "PEM file of the authorities of a rediss:// registry (default the system's)")
 	_ = c.MarkFlagRequired("run-dir")
 	return c
 }
@@ -102,8 +111,15 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		return err
 	}
 	defer flush()
+	streams, err := sharedStreams(set, e.getenv, o.redisCA, secret)
+	if err != nil {
+		return err
+	}
+	if streams != nil {
+		defer func() { _ = streams.Close() }() // nothing uses it any more
+	}
 	rel, err := relay.New(relay.Config{
-		Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
+		Streams: streams, Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},
@@ -116,6 +132,30 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	g.admin.Handle("/v1/streams/", rel.StreamsHandler())
 	g.admin.Handle("/", extproc.AdminHandler(pick, reg))
 	return g.run(ctx)
+}
+
+// sharedStreams opens the store of shared streams, nil where the policy shares none.
+func sharedStreams(set *policy.Set, getenv func(string) string, ca, secret string) (*redis.Client, error) {
+	if !set.Mesh.ShareStreams {
+		return nil, nil
+	}
+	if secret == "" {
+		return nil, usagef("shareStreams needs a relay secret, the same at all gateways: --relay-secret-file or KVMESH_RELAY_SECRET")
+	}
+	redisFromEnv(set, getenv)
+	client, err := redislink.Open(redislink.Config{URL: set.Mesh.Registry.Redis, TrustedCA: ca})
+	if err != nil {
+		return nil, usagef("registry.redis or REDIS_URL: %w", err)
+	}
+	return client, nil
+}
+
+// redisFromEnv puts REDIS_URL in place of the policy's Redis, so that no password need
+// stand in a file.
+func redisFromEnv(set *policy.Set, getenv func(string) string) {
+	if url := getenv("REDIS_URL"); url != "" && set.Mesh.Registry.Redis != "" {
+		set.Mesh.Registry.Redis = url
+	}
 }
 
 // gateway is the running command.

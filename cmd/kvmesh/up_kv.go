@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -58,10 +59,11 @@ func freeBytes(dir string) (int64, error) {
 	return int64(s.Bavail) * int64(s.Bsize), nil
 }
 
-// writeSecret makes the secret by which this run's workers know its relay.
+// writeSecret writes the secret by which workers know the relay: KVMESH_RELAY_SECRET,
+// which several meshes can have in common, else one for this run.
 func (m *localMesh) writeSecret() error {
 	m.secret = filepath.Join(m.runDir, "relay.secret")
-	if err := m.folder.write(m.secret, []byte(rand.Text()+"\n")); err != nil {
+	if err := m.folder.write(m.secret, []byte(cmp.Or(m.e.getenv("KVMESH_RELAY_SECRET"), rand.Text())+"\n")); err != nil {
 		return fmt.Errorf("write the relay's secret: %w", err)
 	}
 	return nil

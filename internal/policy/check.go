@@ -111,6 +111,7 @@ func (p *parser) mesh(m *Mesh) {
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
 	m.HeldStreams = cmp.Or(m.HeldStreams, 256<<20)
+	m.ShareWait = cmp.Or(m.ShareWait, Duration(25*time.Millisecond))
 	m.KV.Limit = cmp.Or(m.KV.Limit, 4<<30)
 	m.BodyTimeout = cmp.Or(m.BodyTimeout, Duration(120*time.Second))
 	m.Envoy.MaxHeap = cmp.Or(m.Envoy.MaxHeap, 1<<30+Arriving*m.HeldBodies)
@@ -129,6 +130,9 @@ func (p *parser) mesh(m *Mesh) {
 		*f.addr = addr
 	}
 	p.registry(&m.Registry, m.At)
+	if m.ShareStreams && m.Registry.Redis == "" {
+		p.fail(m.At, "shareStreams needs registry.redis")
+	}
 	if p.set.Pool(m.DefaultPool) == nil {
 		p.fail(m.At, "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 // meshWith is a set whose Mesh document has a registry.
@@ -46,6 +47,27 @@ func TestRegistryMistakes(t *testing.T) {
 		_, err := Parse(meshWith(registry))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "p.yaml:") || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v", registry, err)
+		}
+	}
+}
+
+// Streams are shared in a Redis only, and an event waits a little for it unless told
+// otherwise.
+func TestShareStreams(t *testing.T) {
+	mesh := func(spec string) File {
+		return File{Name: "p.yaml", Data: []byte(pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: " + spec + "\n")}
+	}
+	if _, err := Parse(mesh("{shareStreams: true}")); err == nil || !strings.Contains(err.Error(), "shareStreams needs registry.redis") {
+		t.Errorf("without Redis: %v", err)
+	}
+	for spec, want := range map[string]time.Duration{
+		`{shareStreams: true, registry: {redis: "redis://h"}}`:                 25 * time.Millisecond,
+		`{shareStreams: true, shareWait: off, registry: {redis: "redis://h"}}`: 0,
+		`{shareStreams: true, shareWait: 1s, registry: {redis: "redis://h"}}`:  time.Second,
+	} {
+		s, err := Parse(mesh(spec))
+		if err != nil || !s.Mesh.ShareStreams || s.Mesh.ShareWait.D() != want {
+			t.Errorf("%s: %+v, %v", spec, s, err)
 		}
 	}
 }

@@ -79,17 +79,23 @@ const Arriving = 4
 type Mesh struct {
 	At Place `yaml:"-"`
 
-	Listen      Listen   `yaml:"listen"`
-	Zone        string   `yaml:"zone"`        // zone of the gateway; its workers come first
-	DefaultPool string   `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
-	MaxBody     Bytes    `yaml:"maxBody"`     // largest request body, default 32Mi
-	HeldBodies  Bytes    `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
-	HeldStreams Bytes    `yaml:"heldStreams"` // most bytes of streams kept for clients that may come back, default 256Mi
-	BodyTimeout Duration `yaml:"bodyTimeout"` // time a request has to arrive whole, default 120s
-	ExtProc     ExtProc  `yaml:"extProc"`
-	Envoy       Envoy    `yaml:"envoy"`
-	Registry    Registry `yaml:"registry"`
-	KV          KV       `yaml:"kv"`
+	Listen      Listen `yaml:"listen"`
+	Zone        string `yaml:"zone"`        // zone of the gateway; its workers come first
+	DefaultPool string `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
+	MaxBody     Bytes  `yaml:"maxBody"`     // largest request body, default 32Mi
+	HeldBodies  Bytes  `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
+	HeldStreams Bytes  `yaml:"heldStreams"` // most bytes of streams kept for clients that may come back, default 256Mi
+	// ShareStreams writes those streams into registry.redis as well, encrypted by the
+	// relay's secret, so that another gateway with the same store and secret can give
+	// clients the rest. ShareWait is how long an event waits for the store before it goes
+	// to its client, while the store keeps up; default 25ms, off waits for nothing.
+	ShareStreams bool     `yaml:"shareStreams"`
+	ShareWait    Duration `yaml:"shareWait"`
+	BodyTimeout  Duration `yaml:"bodyTimeout"` // time a request has to arrive whole, default 120s
+	ExtProc      ExtProc  `yaml:"extProc"`
+	Envoy        Envoy    `yaml:"envoy"`
+	Registry     Registry `yaml:"registry"`
+	KV           KV       `yaml:"kv"`
 }
 
 // KV says where the local workers of `kvmesh up` keep the KV of their streams, so that

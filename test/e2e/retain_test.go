@@ -23,15 +23,15 @@ import (
 func TestClientsComeBack(t *testing.T) {
 	m := testmesh.StartPolicy(t, bin, quick)
 	t.Run("killed client", func(t *testing.T) { killedClient(t, m) })
-	t.Run("connection closed", func(t *testing.T) { closedConnections(t, m, func() {}) })
+	t.Run("connection closed", func(t *testing.T) { closedConnections(t, m, m, func() {}) })
 	t.Run("worker killed meanwhile", func(t *testing.T) {
-		closedConnections(t, m, func() { m.Signal(t, "worker-2", syscall.SIGKILL) })
+		closedConnections(t, m, m, func() { m.Signal(t, "worker-2", syscall.SIGKILL) })
 		if n := relayMetric(t, m, "kvmesh_relay_moves_total"); n < 1 {
 			t.Errorf("%v answers moved", n)
 		}
 	})
 	t.Run("for good", func(t *testing.T) { goneForGood(t, m) })
-	t.Run("not theirs", func(t *testing.T) { notTheirs(t, m) })
+	t.Run("not theirs", func(t *testing.T) { notTheirs(t, m, m) })
 }
 
 // killedClient kills examples/resume.py with SIGKILL again and again.
@@ -64,36 +64,51 @@ func killedClient(t *testing.T, m *testmesh.Mesh) {
 
 var errLeft = errors.New("the client leaves")
 
-// closedConnections has many clients close their connections in the middle and come back
-// once meanwhile is over, each with what it has.
-func closedConnections(t *testing.T, m *testmesh.Mesh, meanwhile func()) {
+// resumable is the body of a request that number i's answer is for.
+func resumable(i int) string {
+	return fmt.Sprintf(`{"model":"sim-1","prompt":"client %d","max_tokens":80,"ignore_eos":true,"stream":true,"temperature":0,"stream_options":{"include_usage":true},"sim":{"max":0}}`, i)
+}
+
+// resuming is a request of a client with a key, and with the id of the last event that it
+// has.
+func resuming(ctx context.Context, m *testmesh.Mesh, method, body, last string) *http.Request {
+	req, err := http.NewRequestWithContext(ctx, method, m.OpenAI+"/completions", strings.NewReader(body))
+	if err != nil {
+		panic(err) // the URL is the mesh's own
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer some-key")
+	if last == "" {
+		req.Header.Set(names.Resumable, "1")
+	} else {
+		req.Header.Set(names.LastEventID, last)
+	}
+	return req
+}
+
+// comingBack is resuming for what a client has heard so far.
+func comingBack(t *testing.T, i int, m *testmesh.Mesh, h *heard) *http.Request {
+	if i%2 == 0 {
+		return resuming(t.Context(), m, http.MethodGet, "", h.ids[len(h.ids)-1])
+	}
+	return resuming(t.Context(), m, http.MethodPost, resumable(i), h.ids[len(h.ids)-1])
+}
+
+// closedConnections has many clients of m close their connections in the middle and come
+// back, to another mesh, once meanwhile is over, each with what it has.
+func closedConnections(t *testing.T, m, back *testmesh.Mesh, meanwhile func()) {
 	const clients = 24
-	url := m.OpenAI + "/completions"
-	body := func(i int) string {
-		return fmt.Sprintf(`{"model":"sim-1","prompt":"client %d","max_tokens":80,"ignore_eos":true,"stream":true,"temperature":0,"stream_options":{"include_usage":true},"sim":{"max":0}}`, i)
-	}
 	want, got := make([]*heard, clients), make([]*heard, clients)
-	request := func(ctx context.Context, method, body string) *http.Request {
-		req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-		if err != nil {
-			panic(err) // the URL is the mesh's own
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Authorization", "Bearer some-key")
-		return req
-	}
 	each(clients, func(i int) {
 		var err error
-		if want[i], err = streamed(t.Context(), m, ask{path: "/completions", body: body(i)}, nil); err != nil || !want[i].done {
+		if want[i], err = streamed(t.Context(), m, ask{path: "/completions", body: resumable(i)}, nil); err != nil || !want[i].done {
 			t.Errorf("undisturbed answer %d: %v", i, err)
 		}
 	})
 	each(clients, func(i int) {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		req := request(ctx, http.MethodPost, body(i))
-		req.Header.Set(names.Resumable, "1")
 		got[i] = newHeard()
-		err := got[i].hear(&http.Client{Transport: &http.Transport{}}, req, func(h *heard) {
+		err := got[i].hear(&http.Client{Transport: &http.Transport{}}, resuming(ctx, m, http.MethodPost, resumable(i), ""), func(h *heard) {
 			if h.events == 3+i {
 				cancel(errLeft) // closes its only connection
 			}
@@ -108,13 +123,7 @@ func closedConnections(t *testing.T, m *testmesh.Mesh, meanwhile func()) {
 	meanwhile()
 	time.Sleep(300 * time.Millisecond)
 	each(clients, func(i int) {
-		method, again := http.MethodPost, body(i)
-		if i%2 == 0 {
-			method, again = http.MethodGet, ""
-		}
-		req := request(t.Context(), method, again)
-		req.Header.Set(names.LastEventID, got[i].ids[len(got[i].ids)-1])
-		if err := got[i].hear(http.DefaultClient, req, nil); err != nil {
+		if err := got[i].hear(http.DefaultClient, comingBack(t, i, back, got[i]), nil); err != nil {
 			t.Errorf("client %d comes back: %v", i, err)
 		} else if diff := got[i].same(want[i]); diff != "" {
 			t.Errorf("client %d: %s", i, diff)
@@ -138,8 +147,9 @@ func goneForGood(t *testing.T, m *testmesh.Mesh) {
 	t.Logf("the gateway lets go of it after %v", time.Since(left).Round(time.Millisecond))
 }
 
-// notTheirs asks for streams of others, and for none.
-func notTheirs(t *testing.T, m *testmesh.Mesh) {
+// notTheirs asks for streams of others that began in m, and for none; back is where it
+// asks.
+func notTheirs(t *testing.T, m, back *testmesh.Mesh) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.OpenAI+"/completions", strings.NewReader(`{"model":"sim-1","prompt":"x","max_tokens":50,"ignore_eos":true,"stream":true,"sim":{"max":0}}`))
@@ -155,7 +165,7 @@ func notTheirs(t *testing.T, m *testmesh.Mesh) {
 	}
 	first := ""
 	for _, try := range [][2]string{{h.ids[3], "Bearer yours"}, {h.ids[3], ""}, {"nothing:3", "Bearer mine"}, {"x", "Bearer mine"}, {h.ids[3] + "00000", "Bearer mine"}} {
-		status, header, body := comeBack(t, m, try[0], try[1])
+		status, header, body := comeBack(t, back, try[0], try[1])
 		if first == "" {
 			first = body
 		}
@@ -163,7 +173,7 @@ func notTheirs(t *testing.T, m *testmesh.Mesh) {
 			t.Errorf("%v: %d %s", try, status, body)
 		}
 	}
-	if status, _, body := comeBack(t, m, h.ids[3], "Bearer mine"); status != http.StatusOK || !strings.HasPrefix(body, "id: "+h.ids[4]+"\n") || !strings.HasSuffix(body, "data: [DONE]\n\n") {
+	if status, _, body := comeBack(t, back, h.ids[3], "Bearer mine"); status != http.StatusOK || !strings.HasPrefix(body, "id: "+h.ids[4]+"\n") || !strings.HasSuffix(body, "data: [DONE]\n\n") {
 		t.Errorf("the owner: %d %s", status, body)
 	}
 }
