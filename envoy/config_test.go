@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvmesh/kvmesh/envoy"
+	"github.com/kvmesh/kvmesh/internal/health"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
@@ -89,5 +90,31 @@ func TestEndpointsAreSorted(t *testing.T) {
 	}
 	if got := envoy.Endpoints("s", nil); len(got.GetEndpoints()) != 0 || got.ValidateAll() != nil {
 		t.Errorf("no endpoints: %v", got)
+	}
+}
+
+// An endpoint that Envoy would refuse is found before it takes the others along.
+func TestEndpointValidate(t *testing.T) {
+	good := envoy.Endpoint{Worker: "w", Address: "127.0.0.1:8000", Zone: "z", Status: health.Healthy, Weight: 1}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+	for name, edit := range map[string]func(*envoy.Endpoint){
+		"port":           func(e *envoy.Endpoint) { e.Address = "127.0.0.1:99999" },
+		"port 0":         func(e *envoy.Endpoint) { e.Address = "127.0.0.1:0" },
+		"no address":     func(e *envoy.Endpoint) { e.Address = "" },
+		"a name":         func(e *envoy.Endpoint) { e.Address = "localhost:80" },
+		"all addresses":  func(e *envoy.Endpoint) { e.Address = "0.0.0.0:80" },
+		"mapped":         func(e *envoy.Endpoint) { e.Address = "[::ffff:0.0.0.0]:80" },
+		"an interface":   func(e *envoy.Endpoint) { e.Address = "[fe80::1%eth0]:80" },
+		"many hosts":     func(e *envoy.Endpoint) { e.Address = "[ff02::1]:80" },
+		"zone not UTF-8": func(e *envoy.Endpoint) { e.Zone = "\xff" },
+		"id not UTF-8":   func(e *envoy.Endpoint) { e.Worker = "\xff" },
+	} {
+		e := good
+		edit(&e)
+		if err := e.Validate(); err == nil {
+			t.Errorf("%s: taken", name)
+		}
 	}
 }

@@ -2,14 +2,20 @@ package envoy
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
 	"slices"
+	"unicode/utf8"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvmesh/kvmesh/internal/health"
 	"github.com/kvmesh/kvmesh/internal/names"
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
 // Endpoint is one worker as Envoy should see it.
@@ -24,6 +30,27 @@ type Endpoint struct {
 	// for it, so that Envoy's admin port shows it.
 	Hostname string
 	TLS      bool // an https server
+}
+
+// Validate says why Envoy would refuse the endpoint, and with it all others of the
+// service.
+func (e Endpoint) Validate() error {
+	ap, err := netip.ParseAddrPort(e.Address)
+	if err != nil || ap.Port() == 0 {
+		return fmt.Errorf("address %q: want ip:port", e.Address)
+	}
+	if err := policy.ConnectAddress(ap.Addr()); err != nil {
+		return err
+	}
+	m := lbEndpoint(e)
+	if err := m.ValidateAll(); err != nil {
+		return err
+	}
+	// Text that is no UTF-8 cannot be sent.
+	if _, err := proto.Marshal(m); err != nil || !utf8.ValidString(e.Zone) {
+		return errors.New("name or zone is not UTF-8")
+	}
+	return nil
 }
 
 // Endpoints makes the EDS resource of a service: the service name of a pool's

@@ -158,6 +158,9 @@ func (cp *ControlPlane) publish(p *pool, loads bool) int {
 	p.order.Lock()
 	defer p.order.Unlock()
 	d := cp.state.decide(p, time.Now(), loads)
+	for _, w := range d.unfit {
+		cp.log.Error("worker left out: Envoy would refuse its whole pool", "pool", p.name, "worker", w)
+	}
 	// Envoy first: it is what requests depend on.
 	if d.changed {
 		cp.server.setEndpoints(p.name, d.endpoints)

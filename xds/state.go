@@ -51,6 +51,8 @@ type worker struct {
 	raw    health.Verdict // of the worker alone, for hysteresis
 	shown  health.Verdict // in view of its pool: what Envoy sees
 	dirty  bool           // the fleet resource is behind
+	// unfit says why Envoy would refuse the endpoint, "" when it would not.
+	unfit string
 }
 
 // origin is what is special about servers that are not our own workers.
@@ -162,6 +164,7 @@ func (s *state) put(m registry.Member, o origin) (fresh bool) {
 		m.Address, m.Model, m.Aliases = w.member.Address, w.member.Model, w.member.Aliases
 	}
 	w.member, w.dirty, p.stale = m, true, true
+	w.fit()
 	w.in.Draining = m.Drained || m.State == fleet.StateDraining
 	w.in.Loading = m.State == fleet.StateLoading
 	w.in.Sick = ""
@@ -181,6 +184,7 @@ func (s *state) observe(id string, o registry.Observation) {
 	s.update(id, 1, o.At, func(w *worker) {
 		if o.Address != w.member.Address {
 			w.member.Address, w.pool.stale = o.Address, true
+			w.fit()
 			w.pool.wake()
 		}
 		if len(o.Models) > 0 {
@@ -236,10 +240,29 @@ func (s *state) update(id string, incarnation uint64, now time.Time, change func
 	w.dirty = true
 	// Against the verdict that was published last, so small steps in one direction
 	// add up to a change.
-	v := health.Assess(now, w.config(), w.in, w.raw)
+	v := health.Assess(now, w.config(), w.input(), w.raw)
 	if v.Status != w.raw.Status || v.Weight != w.raw.Weight || v.Reason != w.raw.Reason {
 		w.pool.wake()
 	}
+}
+
+// fit notes whether Envoy would take the endpoint. One that it would not is left out,
+// whatever else is known of the worker: the others of its pool would go with it.
+func (w *worker) fit() {
+	w.unfit = ""
+	if e := w.endpoint(); e.Address != "" {
+		e.Status, e.Weight = health.Unhealthy, health.MinWeight // those change, and are ours
+		if err := e.Validate(); err != nil {
+			w.unfit = "not in Envoy: " + err.Error()
+		}
+	}
+}
+
+// input is what the worker is judged by.
+func (w *worker) input() health.Input {
+	in := w.in
+	in.Failed = cmp.Or(w.unfit, in.Failed)
+	return in
 }
 
 // config is the pool's, but that a worker judged by its registrations alone is
@@ -276,7 +299,7 @@ func (s *state) settled() bool {
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
 		// A worker that drains, loads or failed takes no traffic whatever it reports.
-		heard := !w.in.Report.At.IsZero() || w.in.Heartbeat && !w.in.Heard.IsZero() || w.in.Failed != ""
+		heard := !w.in.Report.At.IsZero() || w.in.Heartbeat && !w.in.Heard.IsZero() || w.input().Failed != ""
 		if !heard && !w.in.Draining && !w.in.Loading && w.in.Sick == "" {
 			return false
 		}
@@ -291,6 +314,7 @@ type decision struct {
 	changed   bool             // endpoints are to be published
 	fleet     []*fleetpb.Worker
 	removed   []string // ids of workers whose fleet resource goes
+	unfit     []string // workers that are left out from now on, each with the reason
 }
 
 // decide judges all workers of a pool together. Load that changed without a
@@ -305,7 +329,7 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 	// First each alone, then all in view of each other.
 	verdicts := make([]health.Verdict, len(ws))
 	for i, w := range ws {
-		w.raw = health.Assess(now, w.config(), w.in, w.raw)
+		w.raw = health.Assess(now, w.config(), w.input(), w.raw)
 		verdicts[i] = w.raw
 	}
 	health.Pool(p.health, verdicts)
@@ -322,6 +346,9 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 		d.changed = d.changed || moved
 		told := w.shown.Reason != verdicts[i].Reason
 		w.shown = verdicts[i]
+		if told && w.unfit != "" {
+			d.unfit = append(d.unfit, w.id+": "+w.unfit)
+		}
 		if moved || told || w.dirty && loads {
 			w.dirty = false
 			d.fleet = append(d.fleet, w.resource())
@@ -330,7 +357,7 @@ func (s *state) decide(p *pool, now time.Time, loads bool) decision {
 	if d.changed {
 		d.endpoints = make([]envoy.Endpoint, 0, len(ws))
 		for _, w := range ws {
-			if e := w.endpoint(); e.Address != "" {
+			if e := w.endpoint(); e.Address != "" && w.unfit == "" {
 				d.endpoints = append(d.endpoints, e)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvmesh/kvmesh/envoy"
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/health"
 	"github.com/kvmesh/kvmesh/internal/policy"
@@ -233,6 +234,54 @@ func TestObserve(t *testing.T) {
 	s.observe("s", registry.Observation{At: t0.Add(2 * time.Second), Address: "127.0.0.1:9", Failed: "status 500"})
 	if d := s.decide(s.pools["a"], t0.Add(2*time.Second), true); d.endpoints[0].Status != health.Unhealthy {
 		t.Errorf("after a failed probe: %+v", d.endpoints)
+	}
+}
+
+// A server that Envoy would refuse is left out and named, and takes no other along; it
+// is back as soon as it has an address.
+func TestUnfitServer(t *testing.T) {
+	s := twoPools(t)
+	for _, id := range []string{"bad", "good"} {
+		m := member(id, "a", 1)
+		m.Address = ""
+		s.put(m, origin{static: true})
+	}
+	for i, c := range []struct {
+		addr, reason string
+		published    []string
+	}{
+		{"0.0.0.0:8000", "not in Envoy: the address 0.0.0.0 is no host's: want 127.0.0.1 for this one", []string{"good"}},
+		{"127.0.0.1:99999", `not in Envoy: address "127.0.0.1:99999": want ip:port`, []string{"good"}},
+		{"127.0.0.2:8000", "", []string{"bad", "good"}},
+	} {
+		now := t0.Add(time.Duration(i) * time.Second)
+		s.observe("good", registry.Observation{At: now, Address: "127.0.0.1:8000"})
+		s.observe("bad", registry.Observation{At: now, Address: c.addr})
+		d := s.decide(s.pools["a"], now, true)
+		var got []string
+		for _, e := range d.endpoints {
+			got = append(got, e.Worker)
+		}
+		slices.Sort(got)
+		if !d.changed || !slices.Equal(got, c.published) {
+			t.Errorf("%s: published %v, want %v", c.addr, got, c.published)
+		}
+		if err := envoy.Endpoints("pool/a", d.endpoints).ValidateAll(); err != nil {
+			t.Errorf("%s: %v", c.addr, err)
+		}
+		w := s.workers["bad"].resource()
+		if w.GetReason() != c.reason || (w.GetStatus() == int32(health.Healthy)) != (c.reason == "") {
+			t.Errorf("%s: status %d, reason %q", c.addr, w.GetStatus(), w.GetReason())
+		}
+		if told := len(d.unfit) == 1 && strings.HasPrefix(d.unfit[0], "bad: not in Envoy"); told != (c.reason != "") {
+			t.Errorf("%s: logged %q", c.addr, d.unfit)
+		}
+		if again := s.decide(s.pools["a"], now, true); len(again.unfit) != 0 {
+			t.Errorf("%s: logged again: %q", c.addr, again.unfit)
+		}
+		if !s.settled() {
+			t.Errorf("%s: not settled", c.addr)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -147,11 +146,12 @@ func loadPolicy(o upOptions) (*policy.Set, []policy.File, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("policy is not usable:\n%w", err)
 	}
-	return set, files, o.override(&set.Mesh.Listen)
+	return set, files, o.override(set)
 }
 
 // override puts the addresses that flags name over those of the policy.
-func (o upOptions) override(l *policy.Listen) error {
+func (o upOptions) override(set *policy.Set) error {
+	l, given := &set.Mesh.Listen, ""
 	for _, f := range []struct {
 		name, value string
 		to          *string
@@ -169,6 +169,10 @@ func (o upOptions) override(l *policy.Listen) error {
 			return usagef("--%s %w", f.name, err)
 		}
 		*f.to = addr
+		given += " --" + f.name + " " + f.value
+	}
+	if first, second, twice := set.PortTwice(); twice {
+		return usagef("with%s, %s and %s want the same port", given, first, second)
 	}
 	return nil
 }
@@ -178,9 +182,9 @@ func (o upOptions) override(l *policy.Listen) error {
 func backendPolicy(urls []string) ([]byte, error) {
 	servers := make([]map[string]string, len(urls))
 	for i, text := range urls {
-		u, err := url.Parse(withScheme(text))
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return nil, usagef("--backend %q: want http://HOST:PORT", text)
+		u, err := policy.ServerURL(withScheme(text))
+		if err != nil {
+			return nil, usagef("--backend %w", err)
 		}
 		servers[i] = map[string]string{"url": u.String()}
 	}
@@ -202,9 +206,9 @@ func resolveBackends(ctx context.Context, urls []string) error {
 	ctx, cancel := context.WithTimeout(ctx, resolveTime)
 	defer cancel()
 	for _, text := range urls {
-		u, err := url.Parse(withScheme(text))
+		u, err := policy.ServerURL(withScheme(text))
 		if err != nil {
-			return usagef("--backend %q: want http://HOST:PORT", text)
+			return usagef("--backend %w", err)
 		}
 		if _, err := net.DefaultResolver.LookupHost(ctx, u.Hostname()); err != nil {
 			return withHint(fmt.Errorf("--backend %s, that is %s: the host is not known: %w", text, u, err), "want http://HOST:PORT; without a port it is 80, with https 443")

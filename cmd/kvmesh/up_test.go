@@ -80,6 +80,11 @@ func TestUpWrongCalls(t *testing.T) {
 		"address without a port": {[]string{"--backend", "h:1", "--openai", "127.0.0.1"}, `--openai "127.0.0.1": want ip:port`},
 		"address by name":        {[]string{"--backend", "h:1", "--api", "example.org:1"}, `--api "example.org:1": "example.org" is no IP address`},
 		"backend of no scheme":   {[]string{"--backend", "ftp://h"}, `--backend "ftp://h": want http://HOST:PORT`},
+		"backend of a bad port":  {[]string{"--backend", "http://127.0.0.1:8000", "--backend", "http://x:99999"}, `--backend "http://x:99999": port "99999": want 1 to 65535`},
+		"backend with a query":   {[]string{"--backend", "h:1/?a=b"}, `--backend "http://h:1/?a=b": a query or fragment is not supported`},
+		"backend with a user":    {[]string{"--backend", "http://me:secret@h:1"}, `--backend "…@h:1": user and password are not supported`},
+		"backend with a path":    {[]string{"--backend", "h:1/openai"}, `--backend "http://h:1/openai": a path is not supported`},
+		"port twice":             {[]string{"--backend", "h:1", "--api", "127.0.0.1:9000", "--metrics", "127.0.0.1:9000"}, "with --api 127.0.0.1:9000 --metrics 127.0.0.1:9000, listen.api and listen.metrics want the same port"},
 		"backend of no host":     {[]string{"--backend", "http://"}, "want http://HOST:PORT"},
 	} {
 		code, _, stderr := command(t, t.Context(), append([]string{"up", "--dir", t.TempDir()}, tt.args...)...)

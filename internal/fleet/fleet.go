@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
 // TypeURL is the xDS type of fleetpb.Worker resources.
@@ -112,8 +114,7 @@ func (r Registration) Validate() error {
 		}
 	}
 	// Envoy refuses a whole pool for one address it cannot connect to.
-	if a, err := netip.ParseAddrPort(r.Address); err != nil || a.Port() == 0 ||
-		a.Addr().Zone() != "" || a.Addr().IsUnspecified() || a.Addr().IsMulticast() {
+	if a, err := netip.ParseAddrPort(r.Address); err != nil || a.Port() == 0 || policy.ConnectAddress(a.Addr()) != nil {
 		return fmt.Errorf("address %q: want the ip:port of one host", r.Address)
 	}
 	switch r.State {

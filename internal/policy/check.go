@@ -3,12 +3,8 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"net"
-	"net/netip"
 	"net/url"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -16,32 +12,37 @@ import (
 func (p *parser) pool(w WorkerPool) {
 	engines := []string{EngineLlamaCpp, EngineSim, EngineOpenAI}
 	if !slices.Contains(engines, w.Engine) {
-		p.fail(w.At, "WorkerPool %s: engine %q%s", w.Name, w.Engine, suggest(w.Engine, engines))
+		p.wrong(w.At, "engine", "WorkerPool %s: engine %q%s", w.Name, w.Engine, suggest(w.Engine, engines))
 	}
 	if w.Engine != EngineOpenAI && w.Model == "" {
-		p.fail(w.At, "WorkerPool %s: model: missing", w.Name)
+		p.wrong(w.At, "model", "WorkerPool %s: model: missing", w.Name)
 	}
 	if len(w.Static) > 0 && w.Engine != EngineOpenAI {
-		p.fail(w.At, "WorkerPool %s: static servers need engine %s", w.Name, EngineOpenAI)
+		p.wrong(w.At, "static", "WorkerPool %s: static servers need engine %s", w.Name, EngineOpenAI)
 	}
 	if len(w.Local) > 0 && w.Engine == EngineOpenAI {
-		p.fail(w.At, "WorkerPool %s: engine %s has no local workers; list servers under static", w.Name, EngineOpenAI)
+		p.wrong(w.At, "local", "WorkerPool %s: engine %s has no local workers; list servers under static", w.Name, EngineOpenAI)
 	}
 	for i, s := range w.Static {
-		u, err := url.Parse(s.URL)
-		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-			p.fail(w.At, "WorkerPool %s: static[%d].url %q: want http://HOST:PORT", w.Name, i, s.URL)
-		} else if u.Path != "" && u.Path != "/" && u.Path != "/v1" && u.Path != "/v1/" {
-			p.fail(w.At, "WorkerPool %s: static[%d].url %q: a path is not supported", w.Name, i, s.URL)
+		at := fmt.Sprintf("static[%d].", i)
+		if _, err := ServerURL(s.URL); err != nil {
+			p.wrong(w.At, at+"url", "WorkerPool %s: %surl %v", w.Name, at, err)
+		}
+		if s.ID != "" && !validServer(s.ID) {
+			p.wrong(w.At, at+"id", "WorkerPool %s: %sid %q: want visible ASCII characters without '/', at most 253", w.Name, at, s.ID)
 		}
 	}
 	for i, l := range w.Local {
+		at := fmt.Sprintf("local[%d].", i)
 		if l.ID == "" || !validName(l.ID) {
-			p.fail(w.At, "WorkerPool %s: local[%d].id %q: want lower-case letters, digits, '-' and '.'", w.Name, i, l.ID)
+			p.wrong(w.At, at+"id", "WorkerPool %s: %sid %q: want lower-case letters, digits, '-' and '.'", w.Name, at, l.ID)
 		}
 		if l.Port < 0 || l.Port > 65535 {
-			p.fail(w.At, "WorkerPool %s: local[%d].port %d: want 0 to 65535", w.Name, i, l.Port)
+			p.wrong(w.At, at+"port", "WorkerPool %s: %sport %d: want 0 to 65535", w.Name, at, l.Port)
 		}
+	}
+	if c := w.Health.Check; c != "" && c != "off" && (c[0] != '/' || !visible(c)) {
+		p.wrong(w.At, "health.check", "WorkerPool %s: health.check %q: want a path such as /health, or off", w.Name, c)
 	}
 	p.ranges(w)
 }
@@ -58,15 +59,15 @@ func (p *parser) ranges(w WorkerPool) {
 		{"throttleUtilizationPenalty", w.Health.ThrottleUtilizationPenalty, 100},
 	} {
 		if f.v != nil && (*f.v < 0 || *f.v > f.high) {
-			p.fail(w.At, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
+			p.wrong(w.At, "health."+f.name, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
 		}
 	}
 	for _, f := range []struct {
 		name string
 		v    int
 	}{{"contextLength", w.Worker.ContextLength}, {"maxNumSeqs", w.Worker.MaxNumSeqs}, {"maxQueue", w.Worker.MaxQueue}, {"threads", w.Worker.Threads}} {
-		if f.v < 0 {
-			p.fail(w.At, "WorkerPool %s: worker.%s %d: want a positive number", w.Name, f.name, f.v)
+		if path := "worker." + f.name; f.v < 0 || f.v == 0 && p.given(w.At, path) {
+			p.wrong(w.At, path, "WorkerPool %s: %s %d: want a positive number; without it the default holds", w.Name, path, f.v)
 		}
 	}
 }
@@ -84,11 +85,15 @@ func (p *parser) finish() {
 		w := &s.Pools[i]
 		w.defaults()
 		for _, id := range w.ids() {
-			if other, ok := ids[id]; ok {
-				p.fail(w.At, "WorkerPool %s: worker id %q is already used in %s", w.Name, id, other)
+			if other, ok := ids[id.name]; ok {
+				p.wrong(w.At, id.path, "WorkerPool %s: worker id %q is already used in %s", w.Name, id.name, other)
 			}
-			ids[id] = w.Name
+			ids[id.name] = w.Name
 		}
+	}
+	for _, two := range s.portsTwice() {
+		a, b := two[0], two[1]
+		p.wrong(b.doc, b.path, "%s: port %d is %s's already", b.name, b.addr.Port(), a.name)
 	}
 	if len(s.Routes) == 0 {
 		s.Routes = defaultRoutes(s.Pools)
@@ -107,7 +112,9 @@ func (p *parser) mesh(m *Mesh) {
 	d(&m.Listen.Metrics, "127.0.0.1:0")
 	d(&m.DefaultPool, p.set.Pools[0].Name)
 	d(&m.Envoy.LogLevel, "warning")
-	m.Envoy.Concurrency = cmp.Or(m.Envoy.Concurrency, 2)
+	if !p.given(m.At, "envoy.concurrency") {
+		m.Envoy.Concurrency = 2
+	}
 	m.MaxBody = cmp.Or(m.MaxBody, 32<<20)
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
 	m.HeldStreams = cmp.Or(m.HeldStreams, 256<<20)
@@ -124,54 +131,19 @@ func (p *parser) mesh(m *Mesh) {
 	} {
 		addr, err := ListenAddress(*f.addr)
 		if err != nil {
-			p.fail(m.At, "listen.%s %v", f.name, err)
+			p.wrong(m.At, "listen."+f.name, "listen.%s %v", f.name, err)
 			continue
 		}
 		*f.addr = addr
 	}
+	p.limits(m)
 	p.registry(&m.Registry, m.At)
 	if m.ShareStreams && m.Registry.Redis == "" {
-		p.fail(m.At, "shareStreams needs registry.redis")
+		p.wrong(m.At, "shareStreams", "shareStreams needs registry.redis")
 	}
 	if p.set.Pool(m.DefaultPool) == nil {
-		p.fail(m.At, "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
+		p.wrong(m.At, "defaultPool", "defaultPool %q: no such WorkerPool%s", m.DefaultPool, suggest(m.DefaultPool, p.set.poolNames()))
 	}
-}
-
-// registry checks where workers are found. Messages never repeat the URL: it may
-// hold a password.
-func (p *parser) registry(r *Registry, at Place) {
-	if r.Redis != "" {
-		u, err := url.Parse(r.Redis)
-		known := err == nil && slices.Contains([]string{"redis", "rediss", "unix"}, u.Scheme)
-		if !known || u.Host == "" && u.Scheme != "unix" || u.Path == "" && u.Scheme == "unix" {
-			p.fail(at, "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH")
-		}
-	}
-	if r.AddressTemplate != "" && r.Redis == "" {
-		p.fail(at, "registry.addressTemplate needs registry.redis")
-	}
-	r.AddressTemplate = cmp.Or(r.AddressTemplate, "worker-{worker_id}:8000")
-	host, port, err := net.SplitHostPort(r.AddressTemplate)
-	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || !strings.Contains(host, "{worker_id}") {
-		p.fail(at, "registry.addressTemplate %q: want host:port with {worker_id} in the host, for example worker-{worker_id}:8000", r.AddressTemplate)
-	}
-}
-
-// ListenAddress checks an address to listen on: ip:port, with localhost for the
-// loopback address and 0 for a free port. It returns it with the IP address.
-func ListenAddress(addr string) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil {
-		return "", fmt.Errorf("%q: want ip:port, for example 127.0.0.1:8080", addr)
-	}
-	if host == "localhost" {
-		host = "127.0.0.1"
-	}
-	if _, err := netip.ParseAddr(host); err != nil {
-		return "", fmt.Errorf("%q: %q is no IP address", addr, host)
-	}
-	return net.JoinHostPort(host, port), nil
 }
 
 func (w *WorkerPool) defaults() {
@@ -215,13 +187,16 @@ func orFloat(v *float64, def float64) *float64 {
 	return &def
 }
 
-func (w *WorkerPool) ids() []string {
-	var out []string
-	for _, l := range w.Local {
-		out = append(out, l.ID)
+// workerID is an id with its path in the document.
+type workerID struct{ name, path string }
+
+func (w *WorkerPool) ids() []workerID {
+	var out []workerID
+	for i, l := range w.Local {
+		out = append(out, workerID{l.ID, fmt.Sprintf("local[%d].id", i)})
 	}
-	for _, s := range w.Static {
-		out = append(out, s.ID)
+	for i, s := range w.Static {
+		out = append(out, workerID{s.ID, fmt.Sprintf("static[%d].id", i)})
 	}
 	return out
 }
@@ -243,24 +218,28 @@ func defaultRoutes(pools []WorkerPool) []ModelRoute {
 
 func (p *parser) route(r *ModelRoute, models map[string]string) {
 	if len(r.Models) == 0 || len(r.Tiers) == 0 {
-		p.fail(r.At, "ModelRoute %s: needs models and tiers", r.Name)
+		empty := "models"
+		if len(r.Models) > 0 {
+			empty = "tiers"
+		}
+		p.wrong(r.At, empty, "ModelRoute %s: needs models and tiers", r.Name)
 	}
-	for _, m := range r.Models {
+	for i, m := range r.Models {
 		if other, ok := models[m]; ok {
-			p.fail(r.At, "ModelRoute %s: model %q is already routed by %s", r.Name, m, other)
+			p.wrong(r.At, fmt.Sprintf("models[%d]", i), "ModelRoute %s: model %q is already routed by %s", r.Name, m, other)
 		}
 		models[m] = r.Name
 	}
 	for i := range r.Tiers {
-		t := &r.Tiers[i]
+		t, at := &r.Tiers[i], fmt.Sprintf("tiers[%d].", i)
 		pool := p.set.Pool(t.Pool)
 		if pool == nil {
-			p.fail(r.At, "ModelRoute %s: tiers[%d].pool %q: no such WorkerPool%s", r.Name, i, t.Pool, suggest(t.Pool, p.set.poolNames()))
+			p.wrong(r.At, at+"pool", "ModelRoute %s: %spool %q: no such WorkerPool%s", r.Name, at, t.Pool, suggest(t.Pool, p.set.poolNames()))
 			continue
 		}
 		t.Model = cmp.Or(t.Model, pool.Model)
-		if t.MaxTokens < 0 {
-			p.fail(r.At, "ModelRoute %s: tiers[%d].maxTokens %d: want a positive number", r.Name, i, t.MaxTokens)
+		if t.MaxTokens < 0 || t.MaxTokens == 0 && p.given(r.At, at+"maxTokens") {
+			p.wrong(r.At, at+"maxTokens", "ModelRoute %s: %smaxTokens %d: want a positive number; leave it out for no limit", r.Name, at, t.MaxTokens)
 		}
 	}
 	if r.Retries == nil {
@@ -268,7 +247,7 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		r.Retries = &two
 	}
 	if *r.Retries < 0 || *r.Retries > 10 {
-		p.fail(r.At, "ModelRoute %s: retries %d: want 0 to 10", r.Name, *r.Retries)
+		p.wrong(r.At, "retries", "ModelRoute %s: retries %d: want 0 to 10", r.Name, *r.Retries)
 	}
 	if r.Relay == nil {
 		yes := true
@@ -281,7 +260,7 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		s.Moves = &eight
 	}
 	if *s.Moves < 0 || *s.Moves > 1000 {
-		p.fail(r.At, "ModelRoute %s: stream.moves %d: want 0 to 1000", r.Name, *s.Moves)
+		p.wrong(r.At, "stream.moves", "ModelRoute %s: stream.moves %d: want 0 to 1000", r.Name, *s.Moves)
 	}
 	s.Wait = cmp.Or(s.Wait, Duration(10*time.Second))
 	s.StallMin = cmp.Or(s.StallMin, Duration(time.Second))
@@ -289,7 +268,7 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 	s.Retain = cmp.Or(s.Retain, Duration(60*time.Second))
 	s.RetainSize = cmp.Or(s.RetainSize, 4<<20)
 	if s.StallMin == Off || s.StallMax != Off && s.StallMax < s.StallMin {
-		p.fail(r.At, "ModelRoute %s: stream.stallMin %v: want a duration up to stallMax", r.Name, s.StallMin.D())
+		p.wrong(r.At, "stream.stallMin", "ModelRoute %s: stream.stallMin %v: want a duration up to stallMax", r.Name, s.StallMin.D())
 	}
 }
 

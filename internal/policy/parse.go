@@ -30,7 +30,7 @@ type File struct {
 // defaults. The error joins every problem found, each starting "file:line: ".
 func Parse(files ...File) (*Set, error) {
 	s := &Set{}
-	p := &parser{set: s, seen: map[string]Place{}}
+	p := &parser{set: s, seen: map[string]Place{}, lines: map[Place]lines{}}
 	for _, f := range files {
 		p.file = f.Name
 		p.documents(f.Data)
@@ -50,6 +50,8 @@ type parser struct {
 	doc  int              // line at which the document begins
 	seen map[string]Place // kind/name → where
 	errs []error
+
+	lines map[Place]lines // of the values of each document
 }
 
 // line is a place in the file that is read.
@@ -137,51 +139,55 @@ type metadata struct {
 func (p *parser) document(n *yaml.Node) {
 	var doc document
 	p.doc = n.Line
-	if !p.into(n, &doc) {
+	head := lines{} // of what all kinds share
+	if !p.into(n, &doc, head) {
 		return
 	}
+	at := p.line(n.Line)
+	wrong := func(path, format string, args ...any) { p.fail(p.line(head.of(path, n.Line)), format, args...) }
 	if doc.APIVersion != APIVersion {
-		p.fail(p.line(n.Line), "apiVersion %q: want %s", doc.APIVersion, APIVersion)
+		wrong("apiVersion", "apiVersion %q: want %s", doc.APIVersion, APIVersion)
 		return
 	}
 	id := doc.Kind + "/" + doc.Metadata.Name
-	if at, ok := p.seen[id]; ok {
-		p.fail(p.line(n.Line), "%s is already defined at %v", id, at)
+	if other, ok := p.seen[id]; ok {
+		wrong("metadata.name", "%s is already defined at %v", id, other)
 		return
 	}
-	p.seen[id] = p.line(n.Line)
+	p.seen[id] = at
 	if doc.Metadata.Name == "" && doc.Kind != KindMesh {
-		p.fail(p.line(n.Line), "metadata.name: missing")
+		wrong("metadata.name", "metadata.name: missing")
 		return
 	}
 	if !validName(doc.Metadata.Name) {
-		p.fail(p.line(n.Line), "metadata.name %q: want lower-case letters, digits, '-' and '.', at most 63", doc.Metadata.Name)
+		wrong("metadata.name", "metadata.name %q: want lower-case letters, digits, '-' and '.', at most 63", doc.Metadata.Name)
 		return
 	}
+	p.lines[at] = lines{}
 	switch doc.Kind {
 	case KindMesh:
 		if other := p.set.Mesh.At; other.Line != 0 {
-			p.fail(p.line(n.Line), "a second %s: one is at %v already", KindMesh, other)
+			p.fail(at, "a second %s: one is at %v already", KindMesh, other)
 			return
 		}
-		p.set.Mesh.At = p.line(n.Line)
-		p.into(&doc.Spec, &p.set.Mesh)
+		p.set.Mesh.At = at
+		p.into(&doc.Spec, &p.set.Mesh, p.lines[at])
 	case KindWorkerPool:
-		w := WorkerPool{Name: doc.Metadata.Name, At: p.line(n.Line)}
-		if p.into(&doc.Spec, &w) {
+		w := WorkerPool{Name: doc.Metadata.Name, At: at}
+		if p.into(&doc.Spec, &w, p.lines[at]) {
 			p.set.Pools = append(p.set.Pools, w)
 			p.pool(w)
 		}
 	case KindModelRoute:
-		r := ModelRoute{Name: doc.Metadata.Name, At: p.line(n.Line)}
-		if p.into(&doc.Spec, &r) {
+		r := ModelRoute{Name: doc.Metadata.Name, At: at}
+		if p.into(&doc.Spec, &r, p.lines[at]) {
 			p.set.Routes = append(p.set.Routes, r)
 		}
 	case "SessionPolicy", "CachePolicy", "TenantPolicy":
-		p.fail(p.line(n.Line), "kind %s is not supported by this version of kvmesh", doc.Kind)
+		wrong("kind", "kind %s is not supported by this version of kvmesh", doc.Kind)
 	default:
 		kinds := []string{KindMesh, KindWorkerPool, KindModelRoute}
-		p.fail(p.line(n.Line), "unknown kind %q%s; known kinds: %s", doc.Kind, suggest(doc.Kind, kinds), strings.Join(kinds, ", "))
+		wrong("kind", "unknown kind %q%s; known kinds: %s", doc.Kind, suggest(doc.Kind, kinds), strings.Join(kinds, ", "))
 	}
 }
 
@@ -194,14 +200,15 @@ func validName(s string) bool {
 	})
 }
 
-// into decodes a node after checking every field name against the target's type.
-func (p *parser) into(n *yaml.Node, target any) bool {
+// into decodes a node after checking every field name against the target's type, and
+// notes where its values stand.
+func (p *parser) into(n *yaml.Node, target any, ls lines) bool {
 	if n.Kind == 0 {
 		p.fail(p.line(p.doc), "spec: missing")
 		return false
 	}
 	before := len(p.errs)
-	p.unknown(n, reflect.TypeOf(target).Elem(), "")
+	p.unknown(n, reflect.TypeOf(target).Elem(), "", ls)
 	if len(p.errs) > before {
 		return false
 	}
@@ -219,8 +226,9 @@ func (p *parser) into(n *yaml.Node, target any) bool {
 	return false
 }
 
-// unknown reports the fields of n that t does not have, at any depth.
-func (p *parser) unknown(n *yaml.Node, t reflect.Type, path string) {
+// unknown reports the fields of n that t does not have, at any depth, and notes the
+// lines of those it has.
+func (p *parser) unknown(n *yaml.Node, t reflect.Type, path string, ls lines) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -231,22 +239,29 @@ func (p *parser) unknown(n *yaml.Node, t reflect.Type, path string) {
 	case t == reflect.TypeFor[yaml.Node]():
 	case t.Kind() == reflect.Slice && n.Kind == yaml.SequenceNode:
 		for i, c := range n.Content {
-			p.unknown(c, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+			item := fmt.Sprintf("%s[%d]", path, i)
+			ls[item] = c.Line
+			p.unknown(c, t.Elem(), item, ls)
 		}
 	case t.Kind() == reflect.Struct && n.Kind == yaml.MappingNode:
 		fields := fieldsOf(t)
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key, val := n.Content[i], n.Content[i+1]
 			ft, ok := fields[key.Value]
+			field := strings.TrimPrefix(path+"."+key.Value, ".")
 			if !ok {
 				names := make([]string, 0, len(fields))
 				for name := range fields {
 					names = append(names, name)
 				}
-				p.fail(p.line(key.Line), "unknown field %q%s", strings.TrimPrefix(path+"."+key.Value, "."), suggest(key.Value, names))
+				p.fail(p.line(key.Line), "unknown field %q%s", field, suggest(key.Value, names))
 				continue
 			}
-			p.unknown(val, ft, path+"."+key.Value)
+			ls[field] = key.Line
+			if val.Kind == yaml.ScalarNode {
+				ls[field] = val.Line
+			}
+			p.unknown(val, ft, field, ls)
 		}
 	}
 }

@@ -123,9 +123,9 @@ func TestMistakes(t *testing.T) {
 		{"worker id twice", strings.Replace(pool, "[{id: w1, zone: a}]", "[{id: w1}, {id: w1}]", 1), `worker id "w1" is already used`},
 		{"backend url", doc("WorkerPool", "  {engine: openai, static: [{url: 'localhost:1'}]}"), "want http://HOST:PORT"},
 		{"share", pool + "  health: {minShare: 3}\n", "health.minShare 3: want 0 to 1"},
-		{"listen", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {listen: {openai: 'myhost:80'}}\n", `p.yaml:9: listen.openai "myhost:80": "myhost" is no IP address`},
-		{"listen, named mesh", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {listen: {api: '127.0.0.1'}}\n", `p.yaml:9: listen.api "127.0.0.1": want ip:port`},
-		{"default pool, named mesh", "apiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {defaultPool: x}\n---\n" + pool, `p.yaml:1: defaultPool "x": no such WorkerPool`},
+		{"listen", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {listen: {openai: 'myhost:80'}}\n", `p.yaml:11: listen.openai "myhost:80": "myhost" is no IP address`},
+		{"listen, named mesh", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {listen: {api: '127.0.0.1'}}\n", `p.yaml:12: listen.api "127.0.0.1": want ip:port`},
+		{"default pool, named mesh", "apiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {defaultPool: x}\n---\n" + pool, `p.yaml:4: defaultPool "x": no such WorkerPool`},
 		{"two meshes", pool + strings.Repeat("---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nmetadata: {name: m}\nspec: {}\n", 1) + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {}\n", `p.yaml:14: a second Mesh: one is at p.yaml:9 already`},
 		{"size", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {maxBody: 3Tb}\n", `"3Tb" is no size`},
 		{"default pool", pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {defaultPool: man}\n", `defaultPool "man": no such WorkerPool (did you mean "main"?)`},
@@ -145,7 +145,7 @@ func TestMistakes(t *testing.T) {
 func TestMistakesNameTheirFile(t *testing.T) {
 	route := "apiVersion: kvmesh.io/v1alpha1\nkind: ModelRoute\nmetadata: {name: x}\nspec: {models: [a], tiers: [{pool: none}]}\n"
 	_, err := Parse(File{Name: "a.yaml", Data: []byte(route)}, File{Name: "b.yaml", Data: []byte(pool)})
-	if err == nil || !strings.HasPrefix(err.Error(), `a.yaml:1: ModelRoute x: tiers[0].pool "none"`) {
+	if err == nil || !strings.HasPrefix(err.Error(), `a.yaml:4: ModelRoute x: tiers[0].pool "none"`) {
 		t.Errorf("error = %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -70,6 +71,10 @@ func (d Duration) MarshalYAML() (any, error) {
 // sees a reset connection; up to there it gets its answer.
 const BufferTimes = 2
 
+// LargestBody is the most that Mesh.MaxBody may be, in bytes: the messages between
+// Envoy and the gateway, which hold up to BufferTimes as much, end at 2 GiB.
+const LargestBody = 512 << 20
+
 // Arriving is how many times Mesh.HeldBodies the large bodies on their way may
 // announce. They hold what came of them only, and that in Envoy.
 const Arriving = 4
@@ -82,7 +87,7 @@ type Mesh struct {
 	Listen      Listen `yaml:"listen"`
 	Zone        string `yaml:"zone"`        // zone of the gateway; its workers come first
 	DefaultPool string `yaml:"defaultPool"` // pool of requests that nothing routes; default the first
-	MaxBody     Bytes  `yaml:"maxBody"`     // largest request body, default 32Mi
+	MaxBody     Bytes  `yaml:"maxBody"`     // largest request body, default 32Mi, at most LargestBody
 	HeldBodies  Bytes  `yaml:"heldBodies"`  // most bytes of bodies held by the gateway at once, default 512Mi
 	HeldStreams Bytes  `yaml:"heldStreams"` // most bytes of streams kept for clients that may come back, default 256Mi
 	// ShareStreams writes those streams into registry.redis as well, encrypted by the
@@ -239,7 +244,7 @@ type Stream struct {
 type Tier struct {
 	Pool      string `yaml:"pool"`
 	Model     string `yaml:"model"`     // default the pool's model; empty for "*" keeps the client's
-	MaxTokens int    `yaml:"maxTokens"` // clamp, 0 = none
+	MaxTokens int    `yaml:"maxTokens"` // clamp; 0, which cannot be written, is none
 }
 
 // Timeouts of one route; see the table in README.md. Zero means the default,
@@ -254,6 +259,22 @@ type Timeouts struct {
 // Bytes is a size written like 4096, 64Ki, 32Mi or 1Gi.
 type Bytes int64
 
+// largest is the most Bytes that make sense for anything here.
+const largest = 1 << 40
+
+// String writes a size as short as it goes exactly.
+func (b Bytes) String() string {
+	for _, u := range []struct {
+		shift int
+		unit  string
+	}{{30, "Gi"}, {20, "Mi"}, {10, "Ki"}} {
+		if b != 0 && b%(1<<u.shift) == 0 {
+			return fmt.Sprintf("%d%s", int64(b)>>u.shift, u.unit)
+		}
+	}
+	return strconv.FormatInt(int64(b), 10)
+}
+
 // UnmarshalYAML reads a number with an optional Ki, Mi or Gi.
 func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
 	num, unit := n.Value, ""
@@ -263,18 +284,14 @@ func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
 			num, unit = num[:l-2], u
 		}
 	}
+	shift := map[string]int{"Ki": 10, "Mi": 20, "Gi": 30}[unit]
 	var v int64
-	if _, err := fmt.Sscanf(num+"\n", "%d\n", &v); err != nil || v <= 0 || v > 1<<40 {
+	if _, err := fmt.Sscanf(num+"\n", "%d\n", &v); err != nil || v <= 0 {
 		return fmt.Errorf("line %d: %q is no size: want for example 65536, 64Ki, 32Mi", n.Line, n.Value)
 	}
-	switch unit {
-	case "Ki":
-		v <<= 10
-	case "Mi":
-		v <<= 20
-	case "Gi":
-		v <<= 30
+	if v > largest>>shift {
+		return fmt.Errorf("line %d: %q is too large a size: at most 1024Gi", n.Line, n.Value)
 	}
-	*b = Bytes(v)
+	*b = Bytes(v << shift)
 	return nil
 }
