@@ -50,21 +50,8 @@
 //	128   32  SHA-256 of the stream's id
 //	160   32  0
 //
-// and one record, which begins where the last one ends:
-//
-//	 0    4  magic "KVMR"
-//	 4    4  CRC32C of bytes [0,4) and [8,header length)
-//	 8    4  header length; the data begins there, at a multiple of 64 in the file
-//	12    4  n, the number of tokens, 1 to 512
-//	16    8  offset of this record in the file
-//	24    8  position of the first token
-//	32    8  length of the data
-//	40    8  XXH3-64 of the data
-//	48    1  codec
-//	49    7  0
-//	56   4n  token ids
-//	      …  0 up to the header length
-//	         the data
+// and records as package tailrec has them, each where the last one ends; a
+// record's mark is its offset in the file.
 //
 // A record's data is written before its header: a header that is there proves
 // that its data is too. The file of one attempt is never written by another, so

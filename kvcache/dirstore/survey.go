@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
 // Model is what a store has of one fingerprint. Sizes are bytes of files.
@@ -191,8 +192,8 @@ func (s *Store) lookAtTail(path string, f kvcache.Fingerprint, whole bool) error
 		return err
 	}
 	for at, next := int64(tailHeaderLen), h.First; at < int64(len(b)); {
-		r, after, err := parseRecord(b, at, next)
-		if err == errEnd {
+		r, after, err := tailrec.Parse(b, at, tailrec.Want{Mark: uint64(at), First: next})
+		if err == tailrec.ErrEnd {
 			return nil // being written, or its writer died there
 		}
 		if err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
 // fenceName is the file of one word per stream: the highest attempt that was
@@ -155,7 +156,7 @@ func (t *tail) Append(r kvcache.Range) error {
 	if err := t.fits(r); err != nil {
 		return err
 	}
-	t.head = appendRecord(t.head[:0], t.end, r)
+	t.head = tailrec.AppendHeader(t.head[:0], t.end, uint64(t.end), r)
 	data := t.end + int64(len(t.head))
 	end := data + int64(len(r.Data))
 	// Tails do not evict, because the token that is being generated would wait
@@ -185,14 +186,10 @@ func (t *tail) Append(r kvcache.Range) error {
 
 // fits checks a range against the tail.
 func (t *tail) fits(r kvcache.Range) error {
-	switch {
-	case r.First != t.next:
+	if r.First != t.next {
 		return kvcache.ErrGap
-	case len(r.IDs) < 1 || len(r.IDs) > maxRange || len(r.Data) == 0 || r.Codec != kvcache.CodecRaw:
-		return fmt.Errorf("append %d tokens in %d bytes of codec %d: want 1 to %d, some, and %d",
-			len(r.IDs), len(r.Data), r.Codec, maxRange, kvcache.CodecRaw)
 	}
-	return nil
+	return tailrec.Check(r)
 }
 
 // failed takes back an append that the file system refused.

@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
 // The format of tail files, see the package comment.
@@ -25,12 +26,6 @@ const (
 	tailMagic     = "KVMT"
 	tailVersion   = 1
 	tailHeaderLen = 192
-	recordMagic   = "KVMR"
-	recordFixed   = 56
-	// maxRange keeps a record's header smaller than a page.
-	maxRange = 512
-	// dataAlign is that of the data in the file.
-	dataAlign = 64
 )
 
 // tailHeader writes the header of a tail file.
@@ -83,64 +78,6 @@ func parseTailHeader(b []byte) (h parsedTail, err error) {
 	copy(h.Parent[:], b[96:])
 	copy(h.stream[:], b[128:])
 	return h, nil
-}
-
-// appendRecord writes the header of a record at an offset of the file.
-func appendRecord(b []byte, at int64, r kvcache.Range) []byte {
-	size := int(align(at+int64(recordFixed+4*len(r.IDs)), dataAlign) - at)
-	b = slices.Grow(b, size)[:size]
-	clear(b)
-	le := binary.LittleEndian
-	copy(b, recordMagic)
-	le.PutUint32(b[8:], uint32(size))
-	le.PutUint32(b[12:], uint32(len(r.IDs)))
-	le.PutUint64(b[16:], uint64(at))
-	le.PutUint64(b[24:], uint64(r.First))
-	le.PutUint64(b[32:], uint64(len(r.Data)))
-	le.PutUint64(b[40:], kvcache.Sum(r.Data))
-	b[48] = byte(r.Codec)
-	for i, id := range r.IDs {
-		le.PutUint32(b[recordFixed+4*i:], uint32(id))
-	}
-	le.PutUint32(b[4:], sumWithout(b, 4))
-	return b
-}
-
-// align rounds up to a multiple of a power of two.
-func align(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
-
-// errEnd says that no record begins here: the end of the tail, or a record that
-// is being written or never was finished.
-var errEnd = errors.New("end of the tail")
-
-// parseRecord reads the record at an offset of a tail file whose next token is at
-// position first, and returns where the next one begins. The data is b's.
-func parseRecord(b []byte, at int64, first int) (r kvcache.Range, end int64, err error) {
-	le := binary.LittleEndian
-	if at > int64(len(b))-recordFixed || string(b[at:at+4]) != recordMagic {
-		return r, 0, errEnd
-	}
-	h := b[at:]
-	size, n, length := int64(le.Uint32(h[8:])), int64(le.Uint32(h[12:])), int64(le.Uint64(h[32:]))
-	// In this order nothing is read behind the end of b, whatever the lengths say.
-	if n < 1 || n > maxRange || size != align(at+recordFixed+4*n, dataAlign)-at || size > int64(len(h)) ||
-		sumWithout(h[:size], 4) != le.Uint32(h[4:]) {
-		return r, 0, errEnd
-	}
-	if int64(le.Uint64(h[16:])) != at || int(le.Uint64(h[24:])) != first || length < 1 || length > int64(len(h))-size {
-		return r, 0, errEnd
-	}
-	r = kvcache.Range{First: first, IDs: make([]int32, n), Codec: kvcache.Codec(h[48]), Data: h[size : size+length : size+length]}
-	if r.Codec != kvcache.CodecRaw {
-		return r, 0, &kvcache.Refusal{Reason: kvcache.ReasonCodec, Detail: "range of a tail"}
-	}
-	if kvcache.Sum(r.Data) != le.Uint64(h[40:]) {
-		return r, 0, &kvcache.Refusal{Reason: kvcache.ReasonChecksum, Detail: "range of a tail"}
-	}
-	for i := range r.IDs {
-		r.IDs[i] = int32(le.Uint32(h[recordFixed+4*i:]))
-	}
-	return r, at + size + length, nil
 }
 
 // tailFile is what a tail file's name says.
@@ -221,7 +158,7 @@ func (s *Store) readTail(name string, want kvcache.TailSpec) (kvcache.Tail, erro
 }
 
 // parseTail reads the valid part of a tail file, which ends where end says:
-// io.EOF with the file, errEnd at a record that is not finished, a
+// io.EOF with the file, tailrec.ErrEnd at a record that is not finished, a
 // *kvcache.Refusal at a wrong one. The ranges refer to b. The error is a
 // *kvcache.Refusal of all of it, if it is not the tail wanted.
 func parseTail(b []byte, want kvcache.TailSpec) (t kvcache.Tail, end, err error) {
@@ -238,7 +175,7 @@ func parseTail(b []byte, want kvcache.TailSpec) (t kvcache.Tail, end, err error)
 	h.Stream = want.Stream
 	t.TailSpec = h.TailSpec
 	for at, next := int64(tailHeaderLen), h.First; at < int64(len(b)); {
-		r, after, err := parseRecord(b, at, next)
+		r, after, err := tailrec.Parse(b, at, tailrec.Want{Mark: uint64(at), First: next})
 		if err != nil {
 			return t, err, nil
 		}
@@ -251,7 +188,7 @@ func parseTail(b []byte, want kvcache.TailSpec) (t kvcache.Tail, end, err error)
 // countEnd counts why a tail ended before its file did. A record that is being
 // written in this moment counts as torn too.
 func (s *Store) countEnd(end error) {
-	if _, ok := s.refused(end); !ok && end == errEnd {
+	if _, ok := s.refused(end); !ok && end == tailrec.ErrEnd {
 		s.count.refused[kvcache.ReasonTorn].Add(1)
 	}
 }

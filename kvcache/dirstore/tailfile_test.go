@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
 // goldenTail is what testdata/tail-v1.hex holds.
@@ -95,7 +96,7 @@ func isPrefix(part, whole kvcache.Tail) bool {
 // it is in stays, that record and what is behind it goes.
 func TestTailEveryBit(t *testing.T) {
 	b, golden := readGolden(t), goldenTail()
-	second := bytes.LastIndex(b, []byte(recordMagic))
+	second := bytes.LastIndex(b, []byte(tailrec.Magic))
 	for i := range 8 * len(b) {
 		b[i/8] ^= 1 << (i % 8)
 		tail, end, err := parseTail(b, golden.TailSpec)
@@ -118,7 +119,7 @@ func TestTailEveryBit(t *testing.T) {
 // could leave it.
 func TestTailEveryLength(t *testing.T) {
 	b, golden := readGolden(t), goldenTail()
-	second := bytes.LastIndex(b, []byte(recordMagic))
+	second := bytes.LastIndex(b, []byte(tailrec.Magic))
 	for n := range b {
 		tail, _, err := parseTail(b[:n], golden.TailSpec)
 		switch {
