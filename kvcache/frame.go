@@ -17,8 +17,11 @@ const (
 	// MaxSize is the largest frame in bytes.
 	MaxSize = 1 << 40
 
+	// IDsAt is where the token ids begin in a frame, in bytes: 4 for each, little-endian.
+	IDsAt = 176
+
 	magic     = "KVMB"
-	fixedLen  = 176 // bytes before the token ids
+	fixedLen  = IDsAt
 	alignment = 64  // of the payload, for vector loads by whoever reads it in place
 )
 

@@ -266,27 +266,41 @@ func (p *Policy) Evict(id ID) {
 	p.Remove(id)
 }
 
-// Victim names the next block to go, unless there is none. Those that busy holds for
-// unusable at the moment are passed over; nil holds none. The block stays until Evict.
-func (p *Policy) Victim(busy func(ID) bool) (ID, bool) {
-	if busy == nil {
-		busy = func(ID) bool { return false }
+// Filter passes over candidates.
+type Filter struct {
+	// Busy says that a block cannot go at the moment; nil = each can.
+	Busy func(ID) bool
+	// Most is how many busy ones are passed over before the search is given up; 0 is
+	// all. What was passed over goes to the end of its queue.
+	Most int
+}
+
+// Victim names the next block to go, unless there is none. It stays until Evict.
+func (p *Policy) Victim(f Filter) (ID, bool) {
+	passed := 0
+	busy := func(id ID) bool {
+		if f.Busy == nil || !f.Busy(id) {
+			return false
+		}
+		passed++
+		return true
 	}
+	patient := func() bool { return f.Most == 0 || passed < f.Most }
 	if p.dead > 0 {
 		for i := range p.owners {
 			if o := &p.owners[i]; o.dead {
-				if id, ok := p.ofOwner(o, busy); ok {
+				if id, ok := p.ofOwner(o, busy, patient); ok {
 					return id, true
 				}
 			}
 		}
 	}
 	if p.over > 0 {
-		if id, ok := p.ofOwner(p.furthest(), busy); ok {
+		if id, ok := p.ofOwner(p.furthest(), busy, patient); ok {
 			return id, true
 		}
 	}
-	return p.ofAll(busy)
+	return p.ofAll(busy, patient)
 }
 
 // furthest is the owner furthest over its quota.
@@ -301,8 +315,8 @@ func (p *Policy) furthest() (most *owner) {
 
 // ofOwner names the next of one owner: the oldest that was not used since it came or
 // came round.
-func (p *Policy) ofOwner(o *owner, busy func(ID) bool) (ID, bool) {
-	for range (mostUses + 1) * o.list.n {
+func (p *Policy) ofOwner(o *owner, busy func(ID) bool, patient func() bool) (ID, bool) {
+	for left := (mostUses + 1) * o.list.n; left > 0 && patient(); left-- {
 		id := o.list.oldest
 		n := &p.nodes[id]
 		if !busy(id) && (n.uses == 0 || o.dead) {
@@ -316,11 +330,19 @@ func (p *Policy) ofOwner(o *owner, busy func(ID) bool) (ID, bool) {
 }
 
 // ofAll names the next by S3-FIFO.
-func (p *Policy) ofAll(busy func(ID) bool) (ID, bool) {
+func (p *Policy) ofAll(busy func(ID) bool, patient func() bool) (ID, bool) {
 	// Each candidate goes round at most once per counted use and once from small to
 	// main; what is busy in every round is given up.
-	for range (mostUses + 2) * (p.queues[small].n + p.queues[main].n) {
-		q := &p.queues[p.turn()]
+	stuck := [2]int{} // busy ones met in each queue
+	for left := (mostUses + 2) * (p.queues[small].n + p.queues[main].n); left > 0 && patient(); left-- {
+		turn := p.turn()
+		if stuck[turn] >= p.queues[turn].n {
+			turn = 1 - turn // everything there is busy
+		}
+		q := &p.queues[turn]
+		if q.n == 0 {
+			break
+		}
 		id := q.oldest
 		n := &p.nodes[id]
 		if n.uses == 0 && !busy(id) {
@@ -329,6 +351,7 @@ func (p *Policy) ofAll(busy func(ID) bool) (ID, bool) {
 		p.unqueue(id)
 		switch {
 		case n.uses == 0: // busy
+			stuck[turn]++
 		case n.main:
 			n.uses--
 		default:

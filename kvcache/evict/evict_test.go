@@ -10,7 +10,7 @@ import (
 func drain(t *testing.T, p *Policy, busy func(ID) bool) (order []ID) {
 	t.Helper()
 	for {
-		id, ok := p.Victim(busy)
+		id, ok := p.Victim(Filter{Busy: busy})
 		if !ok {
 			return order
 		}
@@ -118,6 +118,25 @@ func TestBusy(t *testing.T) {
 		if p.Len() != 2 {
 			t.Errorf("%d left, want 2", p.Len())
 		}
+		asked := 0
+		p.Victim(Filter{Most: 1, Busy: func(ID) bool { asked++; return true }})
+		if want := 1 + len(p.owners) - 1; asked != want {
+			t.Errorf("%d were passed over, want %d", asked, want)
+		}
+	}
+}
+
+// TestBusyNewcomer: a new block that is busy does not keep the used ones from going.
+func TestBusyNewcomer(t *testing.T) {
+	p := New(Config{})
+	for id := ID(0); id < 40; id += 10 {
+		add(p, id, 10, 0)
+		p.Use(id + 9)
+	}
+	add(p, 40, 1, 0)
+	id, ok := p.Victim(Filter{Busy: func(id ID) bool { return id == 40 }})
+	if !ok || id != 9 {
+		t.Errorf("victim %d, %v; want 9", id, ok)
 	}
 }
 
@@ -140,7 +159,7 @@ func TestScan(t *testing.T) {
 				continue
 			}
 			if p.Len() == 500 {
-				id, _ := p.Victim(nil)
+				id, _ := p.Victim(Filter{})
 				p.Evict(id)
 				delete(at, names[id])
 				free = append(free, id)
@@ -265,7 +284,7 @@ func (m *model) evict(t *testing.T) {
 		bytes[it.Owner] += it.Size
 		first[it.Owner] = first[it.Owner] || m.candidate(id)
 	}
-	id, ok := m.p.Victim(nil)
+	id, ok := m.p.Victim(Filter{})
 	if !ok {
 		for id := range m.items {
 			if m.candidate(id) {
@@ -316,7 +335,7 @@ func BenchmarkVictim(b *testing.B) {
 	name := uint64(1_000_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		id, ok := p.Victim(nil)
+		id, ok := p.Victim(Filter{})
 		if !ok {
 			b.Fatal("no victim")
 		}

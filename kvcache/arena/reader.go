@@ -1,0 +1,248 @@
+//go:build linux
+
+package arena
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// newSuffix marks the file of a reader that is being made.
+const newSuffix = ".new"
+
+// Reader reads blocks in place that the owner of an arena, another process, lends it.
+// It maps the arena without the right to write. It is safe for concurrent use.
+type Reader struct {
+	name  string
+	root  *os.Root
+	file  *os.File // holds the lock that says that this process lives
+	words words
+
+	mu     sync.Mutex
+	free   []int
+	ticket uint64
+	lent   int // blocks that are being read
+	closed bool
+	view   *view
+}
+
+// view is one mapping of an arena. An arena that was begun anew is another one.
+type view struct {
+	b    []byte
+	id   arenaID
+	uses int
+	old  bool // there is a newer one
+}
+
+// OpenReader makes a reader of the arena whose owner has dir.
+func OpenReader(dir string) (*Reader, error) {
+	root, err := privateDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open reader: %w", err)
+	}
+	r := &Reader{root: root}
+	if err := r.enroll(); err != nil {
+		root.Close()
+		return nil, fmt.Errorf("open reader: %w", err)
+	}
+	for slot := range Slots {
+		r.free = append(r.free, Slots-1-slot)
+	}
+	return r, nil
+}
+
+// enroll makes the file of words. It is locked before it has its name, so that the
+// owner never takes it for a dead process's.
+func (r *Reader) enroll() (err error) {
+	if err := r.root.Mkdir(readersDir, 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	var id [8]byte
+	rand.Read(id[:]) // never fails
+	r.name = hex.EncodeToString(id[:])
+	path := readersDir + "/" + r.name
+	if r.file, err = r.root.OpenFile(path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+		return err
+	}
+	if !flock(r.file) {
+		err = errors.New("no lock to be had")
+	} else if _, err = r.file.Write(make([]byte, peerSize)); err == nil {
+		err = r.root.Rename(path+newSuffix, path)
+	}
+	if err == nil {
+		r.words, err = openWords(r.file)
+	}
+	if err != nil {
+		r.file.Close()
+	}
+	return err
+}
+
+// Name is what the owner knows the reader by.
+func (r *Reader) Name() string { return r.name }
+
+// ErrNoSlot says that a reader reads as many blocks as it can.
+var ErrNoSlot = fmt.Errorf("a reader reads at most %d blocks at once", Slots)
+
+// Ask takes a slot to ask the owner for a block with. Take or Abandon must follow.
+func (r *Reader) Ask() (slot int, t Ticket, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return 0, 0, kvcache.ErrClosed
+	}
+	n := len(r.free)
+	if n == 0 {
+		return 0, 0, ErrNoSlot
+	}
+	slot, r.free = r.free[n-1], r.free[:n-1]
+	r.ticket += 2
+	r.lent++
+	t = Ticket(r.ticket | 1)
+	r.words.slot(slot).Store(uint64(t))
+	return slot, t, nil
+}
+
+// Abandon gives a slot back without a block. The owner may be about to lend one: it
+// finds the ticket gone.
+func (r *Reader) Abandon(slot int) {
+	r.words.slot(slot).Store(0)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.free = append(r.free, slot)
+	r.lent--
+	r.unmapLocked()
+}
+
+// Loan says where a block lies that the owner has lent.
+type Loan struct {
+	// Data is the path of the arena, and ID what is in its header.
+	Data string
+	ID   [16]byte
+	Slot int
+	// At and Size are where the frame is, in bytes.
+	At, Size int64
+}
+
+// Take looks at a block that the owner has lent, checks its header and returns it; its
+// release gives the slot back. On an error the slot is given back already. What it refuses, now
+// or in a part, refused is told.
+func (r *Reader) Take(l Loan, ref kvcache.Ref, refused func(error)) (*kvcache.Lent, error) {
+	v, err := r.use(l)
+	if err != nil {
+		r.Abandon(l.Slot)
+		return nil, err
+	}
+	done := func() {
+		r.leave(v)
+		r.Abandon(l.Slot)
+	}
+	if l.At < 0 || l.Size < 0 || l.At > int64(len(v.b)) || l.Size > int64(len(v.b))-l.At {
+		done()
+		return nil, fmt.Errorf("a block of %d bytes at %d is outside the arena", l.Size, l.At)
+	}
+	f, err := kvcache.Decode(v.b[l.At:l.At+l.Size:l.At+l.Size], ref)
+	if err != nil {
+		done()
+		refused(err)
+		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
+	}
+	return kvcache.NewLent(f, done, refused), nil
+}
+
+// use returns the mapping of the arena that a loan is of.
+func (r *Reader) use(l Loan) (*view, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.view == nil || r.view.id != l.ID {
+		v, err := openView(l)
+		if err != nil {
+			return nil, fmt.Errorf("map the arena: %w", err)
+		}
+		if old := r.view; old != nil {
+			old.old = true
+			old.unmap()
+		}
+		r.view = v
+	}
+	r.view.uses++
+	return r.view, nil
+}
+
+// leave ends one use of a mapping.
+func (r *Reader) leave(v *view) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v.uses--
+	v.unmap()
+}
+
+// unmap gives a mapping back that is old and not used.
+func (v *view) unmap() {
+	if v.old && v.uses == 0 && v.b != nil {
+		_ = unix.Munmap(v.b) // cannot fail for what Mmap returned
+		v.b = nil
+	}
+}
+
+// openView maps an arena that must have the identity that the owner tells.
+func openView(l Loan) (*view, error) {
+	f, err := os.Open(l.Data)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	head := make([]byte, headerLen)
+	b, err := unix.Mmap(int(f.Fd()), 0, grain, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	copy(head, b)
+	_ = unix.Munmap(b)
+	size := sizeOf(head)
+	id, err := parseHeader(head, size)
+	if err != nil {
+		return nil, err
+	}
+	if id != arenaID(l.ID) {
+		return nil, errors.New("it is another one than that of its owner")
+	}
+	if b, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		return nil, err
+	}
+	return &view{b: b, id: id}, nil
+}
+
+// Close ends the reader. What is being read stays readable, and the owner's promise
+// holds, until it is released.
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	r.unmapLocked()
+	return nil
+}
+
+// unmapLocked gives everything back once the reader is closed and reads nothing.
+func (r *Reader) unmapLocked() {
+	if !r.closed || r.lent > 0 || r.words == nil {
+		return
+	}
+	if r.view != nil {
+		r.view.old = true
+		r.view.unmap()
+	}
+	_ = r.root.Remove(readersDir + "/" + r.name) // else the owner does
+	_ = unix.Munmap(r.words)                     // cannot fail for what Mmap returned
+	r.words = nil
+	r.file.Close()
+	r.root.Close()
+}

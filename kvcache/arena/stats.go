@@ -1,0 +1,168 @@
+//go:build linux
+
+package arena
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// counters are by the names of kvcache.Stats.
+type counters struct {
+	puts, putBytes, duplicates atomic.Uint64
+	hits, misses, hitBytes     atomic.Uint64
+	lookups, lookupTokens      atomic.Uint64
+	appends, appendBytes       atomic.Uint64
+	stale, full, failed        atomic.Uint64
+	evictions, evictedBytes    atomic.Uint64
+	expired, swept             atomic.Uint64
+	refused                    [len(kvcache.Stats{}.Refused)]atomic.Uint64
+}
+
+// Stats implements kvcache.Counted. Used is the room that is given out, in whole grains.
+func (s *Store) Stats() kvcache.Stats {
+	c := &s.count
+	st := kvcache.Stats{
+		Puts: c.puts.Load(), PutBytes: c.putBytes.Load(), Duplicates: c.duplicates.Load(),
+		Hits: c.hits.Load(), Misses: c.misses.Load(), HitBytes: c.hitBytes.Load(),
+		Lookups: c.lookups.Load(), LookupTokens: c.lookupTokens.Load(),
+		Appends: c.appends.Load(), AppendBytes: c.appendBytes.Load(),
+		Stale: c.stale.Load(), Full: c.full.Load(), Failed: c.failed.Load(),
+		Evictions: c.evictions.Load(), EvictedBytes: c.evictedBytes.Load(),
+		Expired: c.expired.Load(), Swept: c.swept.Load(),
+		Limit: s.cfg.Limit,
+	}
+	for i := range st.Refused {
+		st.Refused[i] = c.refused[i].Load()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Used = int64(s.room.used) * grain
+	return st
+}
+
+// refused counts a refusal, if err is one.
+func (s *Store) refused(err error) {
+	if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
+		s.count.refused[r.Reason].Add(1)
+	}
+}
+
+// failed counts an error that is nobody's decision and returns it.
+func (s *Store) failed(err error) error {
+	if err != nil {
+		s.count.failed.Add(1)
+	}
+	return err
+}
+
+// Label implements kvcache.Labeled.
+func (s *Store) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	m := s.modelLocked(f)
+	if m.named > 0 {
+		return nil
+	}
+	r, err := labelRecord(f, l)
+	if err != nil {
+		return fmt.Errorf("label model %s: %w", f, err)
+	}
+	s.named++
+	m.label, m.named = l, s.named
+	s.usedLocked(f)
+	s.log.add(r)
+	return s.failed(s.log.flush())
+}
+
+// labelRecord is the record of a label.
+func labelRecord(f kvcache.Fingerprint, l kvcache.Label) (record, error) {
+	text, err := json.Marshal(l)
+	if most := mostRecord - recordFixed - len(f); err == nil && len(text) > most {
+		err = fmt.Errorf("%d bytes, at most %d", len(text), most)
+	}
+	return record{kind: kindLabel, in: kvcache.Space{Fingerprint: f}, text: text}, err
+}
+
+// labelRecordsLocked lists all labels in the order in which they came.
+func (s *Store) labelRecordsLocked() (records []record) {
+	type named struct {
+		f kvcache.Fingerprint
+		*model
+	}
+	var all []named
+	for f, m := range s.models {
+		if m.named > 0 {
+			all = append(all, named{f, m})
+		}
+	}
+	slices.SortFunc(all, func(a, b named) int { return cmp.Compare(a.named, b.named) })
+	for _, m := range all {
+		if r, err := labelRecord(m.f, m.label); err == nil {
+			records = append(records, r)
+		}
+	}
+	return records
+}
+
+// Model is what an arena has of one fingerprint. Sizes are bytes of frames and records.
+type Model struct {
+	Fingerprint kvcache.Fingerprint
+	// Label is empty where nobody gave one.
+	Label  kvcache.Label
+	Blocks int
+	Bytes  int64
+	// Tails are the open ends of streams.
+	Tails     int
+	TailBytes int64
+	Tenants   int
+	Tokens    int64
+}
+
+// Models lists what is in the arena, by name and fingerprint.
+func (s *Store) Models(ctx context.Context) ([]Model, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	of := map[uint32]*Model{}
+	var list []*Model
+	for f, m := range s.models {
+		one := &Model{Fingerprint: f, Label: m.label, Tenants: len(m.spaces)}
+		list = append(list, one)
+		for _, no := range m.spaces {
+			of[no] = one
+		}
+	}
+	for i := range s.index.entries {
+		if e := &s.index.entries[i]; e.live && of[e.space] != nil {
+			m := of[e.space]
+			m.Blocks++
+			m.Bytes += e.size
+			m.Tokens += int64(e.tokens)
+		}
+	}
+	for _, t := range s.tails.byNo {
+		if m := of[t.key.space]; m != nil {
+			m.Tails++
+			m.TailBytes += t.bytes()
+		}
+	}
+	slices.SortFunc(list, func(a, b *Model) int {
+		return cmp.Or(cmp.Compare(a.Label.Model, b.Label.Model), slices.Compare(a.Fingerprint[:], b.Fingerprint[:]))
+	})
+	models := make([]Model, len(list))
+	for i, m := range list {
+		models[i] = *m
+	}
+	return models, nil
+}
