@@ -22,7 +22,7 @@ const (
 
 	magic     = "KVMB"
 	fixedLen  = IDsAt
-	alignment = 64  // of the payload, for vector loads by whoever reads it in place
+	alignment = 64 // of the payload, for vector loads by whoever reads it in place
 )
 
 // Meta is what the writer of a block knows about it besides its bytes.

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 package arena
 
@@ -176,6 +176,7 @@ func (s *Store) addSpaceLocked(sp kvcache.Space) {
 // insertLocked puts a block into index and policy.
 func (s *Store) insertLocked(e entry) {
 	id := s.index.insert(e)
+	s.sortInLocked(id)
 	parent := evict.None
 	if p, ok := s.index.byKey[e.parent]; ok && s.index.entries[p].space == e.space {
 		parent = p
@@ -208,6 +209,7 @@ func (s *Store) forgetLocked(id evict.ID) {
 			s.policy.Adopt(child, evict.None)
 		}
 	}
+	s.sortOutLocked(id)
 	s.index.remove(id)
 	s.log.add(record{kind: kindRemove, at: int64(e.at) * grain})
 	s.log.live -= putRecord
@@ -343,7 +345,9 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 	end := w.from(q.From, 0)
 	m := w.matchLocked(end, time.Now())
 	for _, id := range w.wrong {
-		s.removeLocked(id)
+		if s.index.entries[id].live { // it may have been met twice
+			s.removeLocked(id)
+		}
 	}
 	s.count.lookupTokens.Add(uint64(end.tokens + end.common))
 	return m, nil

@@ -1,8 +1,9 @@
-//go:build linux
+//go:build unix
 
 package arena
 
 import (
+	"cmp"
 	"encoding/binary"
 	"slices"
 	"time"
@@ -38,6 +39,7 @@ type index struct {
 	spare    []evict.ID
 	byKey    map[kvcache.Key]evict.ID
 	children map[kvcache.Key]evict.ID // the first one, by parent
+	sorted   map[kvcache.Key]*kids    // by parent, where they are many
 	spaces   []space
 	spaceOf  map[kvcache.Space]uint32
 }
@@ -46,10 +48,33 @@ type index struct {
 type space struct {
 	kvcache.Space
 	dropped bool
+	// lengths are those of its blocks in tokens, longest first, and how many of each
+	// there are. There are few.
+	lengths []length
+}
+
+type length struct{ tokens, blocks uint32 }
+
+// count notes a block more or less of a length.
+func (sp *space) count(tokens uint32, blocks int32) {
+	i, ok := slices.BinarySearchFunc(sp.lengths, tokens, func(l length, tokens uint32) int { return cmp.Compare(tokens, l.tokens) })
+	if !ok {
+		sp.lengths = slices.Insert(sp.lengths, i, length{tokens: tokens})
+	}
+	if sp.lengths[i].blocks += uint32(blocks); sp.lengths[i].blocks == 0 {
+		sp.lengths = slices.Delete(sp.lengths, i, i+1)
+	}
 }
 
 func newIndex() index {
-	return index{byKey: map[kvcache.Key]evict.ID{}, children: map[kvcache.Key]evict.ID{}, spaceOf: map[kvcache.Space]uint32{}}
+	return index{byKey: map[kvcache.Key]evict.ID{}, children: map[kvcache.Key]evict.ID{}, sorted: map[kvcache.Key]*kids{}, spaceOf: map[kvcache.Space]uint32{}}
+}
+
+// reserve makes an empty index ready for some blocks.
+func (x *index) reserve(blocks int) {
+	x.entries = make([]entry, 0, blocks)
+	x.byKey = make(map[kvcache.Key]evict.ID, blocks)
+	x.children = make(map[kvcache.Key]evict.ID, blocks)
 }
 
 // insert puts a block into the index and returns its number. The key is not there.
@@ -70,6 +95,7 @@ func (x *index) insert(e entry) evict.ID {
 	x.children[e.parent] = id
 	x.entries[id] = e
 	x.byKey[e.key] = id
+	x.spaces[e.space].count(e.tokens, 1)
 	return id
 }
 
@@ -88,6 +114,7 @@ func (x *index) remove(id evict.ID) {
 		delete(x.children, e.parent)
 	}
 	delete(x.byKey, e.key)
+	x.spaces[e.space].count(e.tokens, -1)
 	x.entries[id] = entry{gen: e.gen + 1}
 	x.spare = append(x.spare, id)
 }
@@ -128,33 +155,67 @@ func (r reach) better(o reach) bool {
 	return r.tokens > o.tokens || r.tokens == o.tokens && r.common > o.common
 }
 
-// from looks at the children of parent for the query's tokens from number at on.
+// from looks for blocks behind parent that the query's tokens from number at on begin
+// with. Full ones are found by their key, for each length that there is; keys are a tree,
+// hence none is met twice. Without one, a child that shares the most tokens is looked for.
 func (w *walk) from(parent kvcache.Key, at int) (best reach) {
-	if at == len(w.q.IDs) {
-		return best
-	}
 	rest := w.q.IDs[at:]
-	x := &w.s.index
-	id, ok := x.children[parent]
-	for ; ok && id != evict.None; id = x.entries[id].next {
-		e := &x.entries[id]
-		if e.space != w.space || e.first != int64(w.q.First+at) {
+	for _, l := range w.s.index.spaces[w.space].lengths {
+		if int(l.tokens) > len(rest) {
 			continue
 		}
-		if !w.s.checkLocked(e) {
-			w.wrong = append(w.wrong, id)
+		n := int(l.tokens)
+		key := w.q.Key(parent, rest[:n])
+		id, ok := w.s.index.byKey[key]
+		if !ok || !w.isChild(id, parent, at) {
 			continue
 		}
-		var r reach
-		if n := w.s.commonLocked(e, rest); n == int(e.tokens) {
-			r = w.from(e.key, at+n)
-			r.chain = append(r.chain, id)
-			r.tokens += n
-		} else if n > 0 {
-			r = reach{partial: id, common: n}
-		}
+		r := w.from(key, at+n)
+		r.chain = append(r.chain, id)
+		r.tokens += n
 		if r.better(best) {
 			best = r
+		}
+	}
+	if best.tokens == 0 && len(rest) > 0 {
+		return w.partial(parent, at)
+	}
+	return best
+}
+
+// isChild says whether a block follows parent at this place of the query, and is right.
+func (w *walk) isChild(id evict.ID, parent kvcache.Key, at int) bool {
+	e := &w.s.index.entries[id]
+	if e.space != w.space || e.parent != parent || e.first != int64(w.q.First+at) || slices.Contains(w.wrong, id) {
+		return false
+	}
+	if !w.s.checkLocked(e) {
+		w.wrong = append(w.wrong, id)
+		return false
+	}
+	return true
+}
+
+// partial looks for the child that shares the most tokens with the query.
+func (w *walk) partial(parent kvcache.Key, at int) (best reach) {
+	rest := w.q.IDs[at:]
+	k := w.s.kidsLocked(parent, &w.wrong)
+	var near []evict.ID
+	if k == nil {
+		near = w.s.index.after(parent)
+	} else {
+		own := make([]byte, 0, 4*len(rest))
+		for _, id := range rest {
+			own = binary.LittleEndian.AppendUint32(own, uint32(id))
+		}
+		near = k.beside(func(id evict.ID) int { return compareTokens(w.s.tokensLocked(id), own) })
+	}
+	for _, id := range near {
+		if !w.isChild(id, parent, at) {
+			continue
+		}
+		if n := w.s.commonLocked(&w.s.index.entries[id], rest); n > best.common {
+			best = reach{partial: id, common: n}
 		}
 	}
 	return best

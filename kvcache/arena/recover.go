@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 package arena
 
@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -14,12 +15,12 @@ import (
 )
 
 // mostSpaces bounds the numbers of spaces that a journal may have.
-const mostSpaces = 1 << 22
+const mostSpaces = 1 << 20
 
 // replay is the state that a journal's records add up to. It is pure.
 type replay struct {
-	spaces []space // by number
-	puts   []put
+	spaces map[uint32]space // by number
+	puts   []replayedPut
 	alive  map[int64]int // places in puts by offset
 	labels []record
 	fences map[streamKey]uint64
@@ -28,8 +29,8 @@ type replay struct {
 	seq    int
 }
 
-// put is the record of a block and its place in the journal.
-type put struct {
+// replayedPut is the record of a block and its place in the journal.
+type replayedPut struct {
 	record
 	seq int
 }
@@ -47,7 +48,7 @@ type replayedRoom struct {
 }
 
 func newReplay() *replay {
-	return &replay{alive: map[int64]int{}, fences: map[streamKey]uint64{}, tails: map[uint64]*replayedTail{}}
+	return &replay{spaces: map[uint32]space{}, alive: map[int64]int{}, fences: map[streamKey]uint64{}, tails: map[uint64]*replayedTail{}}
 }
 
 // apply takes in one record. Records of what is not known do nothing, and those of
@@ -59,7 +60,7 @@ func (p *replay) apply(r record) {
 		p.space(r)
 	case kindPut:
 		p.alive[r.at] = len(p.puts)
-		p.puts = append(p.puts, put{r, p.seq})
+		p.puts = append(p.puts, replayedPut{r, p.seq})
 	case kindRemove:
 		delete(p.alive, r.at)
 	case kindDrop:
@@ -91,13 +92,7 @@ func (p *replay) apply(r record) {
 
 // space notes the number of a space.
 func (p *replay) space(r record) {
-	if r.space >= mostSpaces {
-		return
-	}
-	for int(r.space) >= len(p.spaces) {
-		p.spaces = append(p.spaces, space{dropped: true})
-	}
-	if p.spaces[r.space].Space != r.in {
+	if r.space < mostSpaces && p.spaces[r.space].Space != r.in {
 		p.spaces[r.space] = space{Space: r.in}
 	}
 }
@@ -113,16 +108,19 @@ func (p *replay) addRoom(r record) {
 
 // drop forgets everything of a fingerprint.
 func (p *replay) drop(f kvcache.Fingerprint) {
-	for i := range p.spaces {
-		if p.spaces[i].Fingerprint == f {
-			p.spaces[i].dropped = true
+	for no, sp := range p.spaces {
+		if sp.Fingerprint == f {
+			p.spaces[no] = space{Space: sp.Space, dropped: true}
 		}
 	}
 	p.labels = slices.DeleteFunc(p.labels, func(r record) bool { return r.in.Fingerprint == f })
 }
 
 // known says whether a number stands for a space that is there.
-func (p *replay) known(no uint32) bool { return int(no) < len(p.spaces) && !p.spaces[no].dropped }
+func (p *replay) known(no uint32) bool {
+	sp, ok := p.spaces[no]
+	return ok && !sp.dropped
+}
 
 // claim is something that says that an extent is its own, the higher the later.
 type claim struct {
@@ -226,6 +224,7 @@ func (s *Store) recover(now time.Time) (err error) {
 	// In the order in which they were put, which is the order in which they age.
 	slices.SortFunc(claims, func(a, b claim) int { return cmp.Compare(a.seq, b.seq) })
 	taken := make([]extent, 0, len(claims))
+	s.index.reserve(len(claims))
 	for _, c := range claims {
 		if c.block >= 0 {
 			r := p.puts[c.block]
@@ -246,12 +245,15 @@ func (s *Store) recover(now time.Time) (err error) {
 
 // recoverSpaces takes over spaces and labels.
 func (s *Store) recoverSpaces(p *replay, now time.Time) {
-	for _, sp := range p.spaces {
-		if sp.dropped {
-			s.index.spaces = append(s.index.spaces, sp)
-			continue
+	for _, no := range slices.Sorted(maps.Keys(p.spaces)) {
+		for int(no) > len(s.index.spaces) {
+			s.index.spaces = append(s.index.spaces, space{dropped: true})
 		}
-		s.addSpaceLocked(sp.Space)
+		if p.known(no) {
+			s.addSpaceLocked(p.spaces[no].Space)
+		} else {
+			s.index.spaces = append(s.index.spaces, p.spaces[no])
+		}
 	}
 	for _, r := range p.labels {
 		m := s.modelLocked(r.in.Fingerprint)

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 package arena
 
@@ -140,18 +140,11 @@ func (r *region) grow(end int64) error {
 	if r.device || end <= r.taken {
 		return nil
 	}
-	err := unix.Fallocate(int(r.file.Fd()), 0, r.taken, end-r.taken)
-	if err == nil {
-		r.taken = end
-		return nil
+	if err := setAside(r.file, r.taken, end-r.taken); err != nil {
+		return err
 	}
-	return fmt.Errorf("set memory aside in %s: %w", r.file.Name(), err)
-}
-
-// populate has the page tables filled for a part of the arena, as far as the kernel
-// does so; later touches are then cheap.
-func (r *region) populate(from, to int64) {
-	_ = unix.Madvise(r.b[from:to], unix.MADV_POPULATE_WRITE) // a hint
+	r.taken = end
+	return nil
 }
 
 // close gives everything back.

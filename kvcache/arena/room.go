@@ -1,4 +1,4 @@
-//go:build linux
+//go:build unix
 
 package arena
 
@@ -54,6 +54,9 @@ const patience = 128
 // one that is to be followed always is. Pins of streams that have ended are given up last.
 func (s *Store) evictLocked(now time.Time, parent kvcache.Key) bool {
 	s.judgeLocked(now)
+	if len(s.limbo) > 0 && s.reapLocked() {
+		return true
+	}
 	ms := now.UnixMilli()
 	keep, ok := s.index.byKey[parent]
 	if !ok {
@@ -193,7 +196,7 @@ func (s *Store) reclaim(ctx context.Context, gone map[uint32]bool) error {
 // background keeps house now and then.
 func (s *Store) background(ctx context.Context) {
 	if s.cfg.Prefault {
-		s.populate(ctx)
+		s.warm(ctx)
 	}
 	tick := time.NewTicker(s.cfg.SweepEvery)
 	defer tick.Stop()
@@ -209,8 +212,8 @@ func (s *Store) background(ctx context.Context) {
 	}
 }
 
-// populate fills the page tables, a step at a time.
-func (s *Store) populate(ctx context.Context) {
+// warm fills the page tables, a step at a time.
+func (s *Store) warm(ctx context.Context) {
 	for at := int64(0); at < s.cfg.Limit && ctx.Err() == nil; at += step {
 		s.mu.Lock()
 		if s.closed {
@@ -219,7 +222,7 @@ func (s *Store) populate(ctx context.Context) {
 		}
 		s.out++
 		s.mu.Unlock()
-		s.region.populate(at, min(at+step, s.cfg.Limit))
+		populate(s.region.b[at:min(at+step, s.cfg.Limit)])
 		s.mu.Lock()
 		s.leaveLocked()
 		s.mu.Unlock()

@@ -3,6 +3,7 @@ package kvtest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,7 @@ type job struct {
 	Dir    string
 	Seed   uint64
 	Writer byte
+	Limit  int64 // of the store; 0 = plenty
 }
 
 // jobs returns what children can do. Each prints a line for every thing that the
@@ -37,6 +39,7 @@ type job struct {
 func jobs() map[string]func(kvcache.Store, job) error {
 	return map[string]func(kvcache.Store, job) error{
 		"blocks": writeBlocks, "tails": writeTails, "same": writeSame, "zombie": writeLate,
+		"owner": writeOwner,
 	}
 }
 
@@ -60,7 +63,7 @@ func Child(spec string, open Opener) {
 	err := json.Unmarshal([]byte(spec), &j)
 	if err == nil {
 		var s kvcache.Store
-		if s, err = open(j.Dir, plenty); err == nil {
+		if s, err = open(j.Dir, cmp.Or(j.Limit, plenty)); err == nil {
 			err = jobs()[j.Mode](s, j)
 			s.Close()
 		}

@@ -37,8 +37,15 @@ type Harness struct {
 	Shared bool
 	// Lags says that Stats.Used learns late of what other processes write.
 	Lags bool
+	// Lasting says that the content outlives its process, but that only one process at a
+	// time may have the store open. A Shared store is more than that.
+	Lasting bool
+	// Kills is how often the only process of a store is killed; 0 is 20, or 5 with
+	// -short.
+	Kills int
 	// Tamper changes the stored bytes of a block behind the store's back; the
-	// result of change may have another length. Nil leaves those tests out.
+	// result of change may have another length. ErrSame says that this store does not
+	// keep what the change is about. Nil leaves those tests out.
 	Tamper func(dir string, ref kvcache.Ref, change func([]byte) []byte) error
 	// Limit is the smallest limit that the store can work with; 0 is 1 MiB.
 	Limit int64
@@ -46,6 +53,9 @@ type Harness struct {
 
 // Opener opens a store, in this process or in a child.
 type Opener func(dir string, limit int64) (kvcache.Store, error)
+
+// ErrSame is what Harness.Tamper returns where the store reads the same afterwards.
+var ErrSame = errors.New("the change makes no difference")
 
 // plenty is a limit that no test reaches that is not about limits.
 const plenty = 1 << 30
@@ -63,7 +73,7 @@ func Run(t *testing.T, h Harness) {
 		"Tail": testTail, "TailAttempts": testTailAttempts, "TailDrop": testTailDrop, "TailSpaces": testTailSpaces,
 		"TailPins": testTailPins, "TailAllocates": testTailAllocates,
 		"Reopen": testReopen, "CrashBlocks": testCrashBlocks, "CrashTails": testCrashTails, "SameBlock": testSameBlock,
-		"Zombie": testZombie,
+		"Zombie": testZombie, "Lasting": testLasting, "OwnerKilled": testOwnerKilled, "OwnerKilledFull": testOwnerKilledFull,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, h) })
 	}
