@@ -57,7 +57,8 @@ type Fault struct {
 // NoFault returns the Fault of a request that is served well.
 func NoFault() Fault { return Fault{CutAt: -1, ErrorAt: -1, Truncate: -1, Malformed: -1} }
 
-// Checker is the optional ability of an engine to say that it is broken for good.
+// Checker is the optional ability of an engine to say that it is broken: for good, or, if
+// it is a Proxy, until its server answers again.
 type Checker interface {
 	// Check returns nil while the engine can generate, else what broke it.
 	Check() error

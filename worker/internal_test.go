@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"testing"
@@ -169,6 +170,31 @@ func TestKVWithin(t *testing.T) {
 	for ms, want := range map[int64]time.Duration{0: 0, 1: time.Millisecond, 2500: 2500 * time.Millisecond, -5: 0, math.MaxInt64: math.MaxInt32 * time.Millisecond} {
 		if got := (meshField{KVWithinMS: ms}).kvWithin(); got != want {
 			t.Errorf("%d ms: %v, want %v", ms, got, want)
+		}
+	}
+}
+
+// remote is an engine whose server is another process.
+type remote struct {
+	Engine
+	Proxy
+}
+
+// Failed self-checks ask for a new start of the process only where it has the engine.
+func TestHealthOfARemoteEngine(t *testing.T) {
+	for _, c := range []struct {
+		engine Engine
+		want   int
+	}{{remote{}, http.StatusOK}, {nil, http.StatusServiceUnavailable}} {
+		l := newLifecycle()
+		for range hopeless {
+			l.checked(c.engine, errors.New("no token"))
+		}
+		if got, _, _ := l.health(); got != c.want {
+			t.Errorf("%T: health is %d, want %d", c.engine, got, c.want)
+		}
+		if got, _ := l.ready(); got != http.StatusServiceUnavailable {
+			t.Errorf("%T: ready is %d", c.engine, got)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type lifecycle struct {
 	stopping bool  // for good
 	drained  bool  // asked to take no requests, which can be taken back
 	sick     error // why the last self-check failed, nil if it did not
-	failures int   // self-checks in a row that failed
+	failures int   // self-checks in a row that failed and a new start may help against
 	inflight int
 	idle     chan struct{} // closed when stopping and inflight is 0
 }
@@ -86,15 +86,16 @@ func (l *lifecycle) healthy() bool {
 	return l.sick == nil
 }
 
-// checked notes how a self-check ended.
-func (l *lifecycle) checked(err error) {
+// checked notes how a self-check of e ended.
+func (l *lifecycle) checked(e Engine, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	was := l.sick
 	l.sick = err
-	l.failures++
-	if err == nil {
+	if _, remote := e.(Proxy); err == nil || remote {
 		l.failures = 0
+	} else {
+		l.failures++
 	}
 	if (was == nil) != (err == nil) || l.failures == hopeless {
 		l.notifyLocked()

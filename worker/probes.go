@@ -63,9 +63,11 @@ type GPUProbe interface {
 }
 
 // health answers whether the process should live: 503 only where a new start may
-// help.
+// help. What a Proxy says of the server behind it is for /ready: that server is a
+// process of its own.
 func (l *lifecycle) health() (status int, word, reason string) {
-	if err := l.broken(); err != nil {
+	_, remote := l.current().(Proxy)
+	if err := l.broken(); err != nil && !remote {
 		return http.StatusServiceUnavailable, wordFailed, err.Error()
 	}
 	l.mu.Lock()

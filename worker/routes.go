@@ -101,14 +101,26 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !ok:
-		s.turnDown(w, r, openai.Errorf(http.StatusNotFound, "Unknown request URL: %s %.120s. This worker serves %s, %s and %s.",
-			r.Method, r.URL.Path, openai.Chat, openai.Completions, modelsPath))
+		s.turnDown(w, r, openai.Errorf(http.StatusNotFound, "Unknown request URL: %s %.120s. This worker serves %s.",
+			r.Method, r.URL.Path, strings.Join(s.public(), ", ")))
 	case rt.method == "" || r.Method == rt.method || (rt.method == http.MethodGet && r.Method == http.MethodHead):
 		rt.serve(w, r)
 	default:
 		w.Header().Set("Allow", allowed(rt.method))
 		s.turnDown(w, r, openai.MethodNotAllowed(r.Method, r.URL.Path, rt.method))
 	}
+}
+
+// public lists the paths of the OpenAI API that are served, in order.
+func (s *Server) public() []string {
+	var out []string
+	for path := range s.routes {
+		if !isPrivate(path) {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // isPrivate reports whether a path is the operators'.

@@ -99,7 +99,7 @@ func (s *Server) check(ctx context.Context, e Engine) (ok bool) {
 		err = fmt.Errorf("self-check failed: %w", err)
 	}
 	s.metrics.checks.Inc()
-	s.life.checked(err)
+	s.life.checked(e, err)
 	s.tellHealth()
 	return err == nil
 }

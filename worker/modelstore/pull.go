@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -131,9 +134,41 @@ func (p *pull) run(ctx context.Context) error {
 		group.Go(func() error { return p.file(gctx, root, f) })
 	}
 	if err := group.Wait(); err != nil {
-		return err
+		return errors.Join(err, p.prune(root, staging))
 	}
 	return p.publish(root, staging)
+}
+
+// prune removes what no later pull can go on with: files that the manifest does not name,
+// parts without a byte, and folders without a file; at last the staging folder itself.
+func (p *pull) prune(root *os.Root, staging string) error {
+	useful := map[string]bool{}
+	for _, f := range p.manifest.Files {
+		useful[f.Path], useful[f.Path+partSuffix] = true, true
+	}
+	var dirs []string
+	err := fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			dirs = append(dirs, name)
+			return nil
+		}
+		st, err := d.Info()
+		if err == nil && useful[name] && (st.Size() > 0 || !strings.HasSuffix(name, partSuffix)) {
+			return nil
+		}
+		return errors.Join(err, root.Remove(name))
+	})
+	if err != nil {
+		return fmt.Errorf("clean up after it: %w", err)
+	}
+	for _, dir := range slices.Backward(dirs[1:]) {
+		_ = root.Remove(dir) // fails where there is something in it
+	}
+	_ = os.Remove(staging) // the same
+	return nil
 }
 
 // publish writes the manifest and gives the folder its name, in this order, so that
@@ -187,8 +222,7 @@ func (p *pull) file(ctx context.Context, root *os.Root, f File) error {
 		err = part.Sync()
 	}
 	if err := errors.Join(err, part.Close()); err != nil {
-		if _, wrong := errors.AsType[*HashError](err); wrong {
-			// Its bytes are of no use to a later pull.
+		if wrong(err) { // its bytes are of no use to a later pull
 			return errors.Join(err, root.Remove(f.Path+partSuffix))
 		}
 		return err
@@ -211,6 +245,7 @@ type transfer struct {
 	location string
 	part     *os.File
 	have     int64     // bytes in part
+	ended    int64     // where a connection came to a regular end too early; twice there is no accident
 	sum      hash.Hash // over them
 }
 
@@ -225,6 +260,18 @@ func (e *HashError) Error() string {
 	return fmt.Sprintf("%s: sha256 is %s, the manifest says %s", e.Path, e.Got, e.Want)
 }
 
+// The errors for a source whose size is not the manifest's.
+var (
+	errLonger  = errors.New("the source is longer than the manifest says")
+	errShorter = errors.New("the source is shorter than the manifest says")
+)
+
+// wrong reports whether an error says that what is here is of another file.
+func wrong(err error) bool {
+	_, hash := errors.AsType[*HashError](err)
+	return hash || errors.Is(err, errLonger) || errors.Is(err, errShorter) || errors.Is(err, errRange)
+}
+
 // run fetches what is missing. A part that an earlier pull left may be of another
 // file; when the whole is wrong it is fetched once more from the beginning.
 func (t *transfer) run(ctx context.Context) error {
@@ -233,7 +280,7 @@ func (t *transfer) run(ctx context.Context) error {
 	}
 	resumed := t.have > 0
 	err := t.fetch(ctx)
-	if _, wrong := errors.AsType[*HashError](err); wrong && resumed {
+	if wrong(err) && resumed {
 		if err := t.rewind(); err != nil {
 			return err
 		}
@@ -308,8 +355,11 @@ func (t *transfer) once(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: %w", t.file.Path, err)
+	case t.have < t.file.Size && t.have == t.ended:
+		return fmt.Errorf("%s: %w: %d of %d bytes", t.file.Path, errShorter, t.have, t.file.Size)
 	case t.have < t.file.Size:
-		return temporary{fmt.Errorf("%s: %w after %d of %d bytes", t.file.Path, io.ErrUnexpectedEOF, t.have, t.file.Size)}
+		t.ended = t.have
+		return temporary{fmt.Errorf("%s: %w: %d of %d bytes", t.file.Path, errShorter, t.have, t.file.Size)}
 	}
 	return nil
 }
@@ -317,7 +367,7 @@ func (t *transfer) once(ctx context.Context) error {
 // Write implements io.Writer: to disk, into the hash, and into the progress.
 func (t *transfer) Write(b []byte) (int, error) {
 	if t.have+int64(len(b)) > t.file.Size {
-		return 0, fmt.Errorf("it is longer than the %d bytes of the manifest", t.file.Size)
+		return 0, fmt.Errorf("%w: %d bytes", errLonger, t.file.Size)
 	}
 	n, err := t.part.Write(b)
 	t.sum.Write(b[:n])

@@ -306,7 +306,7 @@ func TestPullFails(t *testing.T) {
 	}{
 		"no manifest":    {o.URL + "/none", func() {}, "404"},
 		"no file":        {url, func() { delete(o.files, "/m/v1/x") }, "404"},
-		"too long":       {url, func() { o.files["/m/v1/x"] = long }, "longer than the 1000 bytes"},
+		"too long":       {url, func() { o.files["/m/v1/x"] = long }, "longer than the manifest says: 1000 bytes"},
 		"no path":        {"/nowhere/m.json", func() {}, "no such file"},
 		"unknown scheme": {"ftp://h/m.json", func() {}, "want a file, an http"},
 		"bad manifest":   {o.URL + "/m/v1/x", func() { o.files["/m/v1/x"] = []byte("name: [") }, "manifest"},

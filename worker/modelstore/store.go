@@ -4,7 +4,7 @@
 //
 //	DIR/NAME/VERSION/            one version, whole and checked
 //	DIR/NAME/VERSION/manifest.json
-//	DIR/.partial/NAME@VERSION/   a pull that is not finished; *.part are incomplete
+//	DIR/.partial/NAME@VERSION/   a pull that can be gone on with; *.part are incomplete
 //	DIR/.locks/NAME@VERSION      held by the process that pulls
 //
 // A version's folder appears by a rename when everything in it was checked, and is
@@ -208,30 +208,49 @@ func entry(r Ref, dir, state string) Entry {
 	return e
 }
 
-// lock waits until no other process pulls the version.
+// lock waits until no other process pulls the version. The lock's file goes with the
+// last that holds it.
 func (s *Store) lock(ctx context.Context, r Ref) (unlock func(), err error) {
-	dir := filepath.Join(s.dir, locksDir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", r, err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, r.String()), os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", r, err)
-	}
+	name := filepath.Join(s.dir, locksDir, r.String())
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil // and with the file goes the lock
+		f, err := tryLock(name)
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", r, err)
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", r, err), f.Close())
+		if f != nil {
+			return func() {
+				_ = os.Remove(name) // while it is held, so that it is nobody else's
+				_ = f.Close()       // and with the file goes the lock
+			}, nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for another pull of %s: %w", r, ctx.Err()), f.Close())
+			return nil, fmt.Errorf("wait for another pull of %s: %w", r, ctx.Err())
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// tryLock makes a file and locks it; nil = another process has it, or has just removed it.
+func tryLock(name string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return nil, f.Close()
+	} else if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	have, err1 := f.Stat()
+	want, err2 := os.Stat(name)
+	if err1 != nil || err2 != nil || !os.SameFile(have, want) {
+		return nil, f.Close() // a lock on what was removed keeps nobody out
+	}
+	return f, nil
 }
 
 // syncPath brings a file or the names in a folder to disk.

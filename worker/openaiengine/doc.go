@@ -9,15 +9,19 @@
 // no token ids and give none back, and each knows things that the server above does
 // not: tool parsers of its own, images, reasoning, adapters, further endpoints. So
 // requests are passed on as they are (worker.Proxy), except for the model's name,
-// the field that is the mesh's own, and headers that are the mesh's own. What comes
-// back is not touched. Paths that the worker does not know are passed on too.
+// the field that is the mesh's own, and headers that are the mesh's own. Paths that the
+// worker does not know are passed on too.
+//
+// What comes back on the paths that are known is changed in three places (answer.go): the
+// model has the worker's name, an error OpenAI's shape, and a stream that the server broke
+// off ends with an error event. A 200 that holds no answer is a 502.
 //
 // # Health and load
 //
 // Every Config.Every the server's metrics are read, by the names of its own kind
 // (metrics.go), and become the worker's Load: for ORCA, for the registry, and for
 // /metrics under vLLM's names. Check fails when the server has not answered for
-// Config.Patience. The worker's self-check asks for one token through the server's
+// Config.Patience, which makes the worker not ready and leaves it healthy. The worker's self-check asks for one token through the server's
 // completions endpoint, or chat where it has none.
 //
 // A server that exposes no metrics has the load that passes through this worker.

@@ -106,6 +106,7 @@ func conversation(messages []openai.Message) []int32 {
 func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32, n int, withIDs, usage bool) {
 	chunks := openai.NewChunks(openai.Answer{Endpoint: ep, ID: "up-1", Model: "vendor/model", Created: 5}, usage)
 	prompt := len(ids)
+	w.Header().Set("Content-Type", "text/event-stream")
 	_, _ = w.Write(chunks.AppendRole(nil, 0))
 	for i := range n {
 		if f.breakAt > 0 && i == f.breakAt {
