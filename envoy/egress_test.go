@@ -16,8 +16,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/names"
 )
 
-// The egress listener does what the relay says: that worker, once, and tells who
-// it was.
+// The egress listener does what the relay says: that worker, once, and tells where it
+// was. Who it is, an engine of ours says itself.
 func TestEgressObeys(t *testing.T) {
 	m := newMesh(t, setup{})
 	c := m.egressClient()
@@ -33,7 +33,7 @@ func TestEgressObeys(t *testing.T) {
 				rw.Header().Set(names.Worker, "someone else")
 			})
 			got := post(names.Pool, "main", names.Destination, w.addr)
-			if got.status != 200 || got.header.Get(names.Worker) != w.id || got.header.Get(names.Upstream) != w.addr {
+			if got.status != 200 || got.header.Get(names.Worker) != "someone else" || got.header.Get(names.Upstream) != w.addr {
 				t.Errorf("named %s (%s): %d from %q at %q", w.id, w.addr, got.status,
 					got.header.Values(names.Worker), got.header.Values(names.Upstream))
 			}

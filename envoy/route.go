@@ -244,18 +244,18 @@ func egressRoutes(c Config) []*routev3.Route {
 			Timeout:          seconds(0),
 			IdleTimeout:      seconds(0),
 		}
+		add := []*corev3.HeaderValueOption{header(names.Upstream, realUpstream)} // whom Envoy really asked
 		if p.Engine == policy.EngineOpenAI {
 			action.HostRewriteSpecifier = &routev3.RouteAction_AutoHostRewrite{AutoHostRewrite: wrapperspb.Bool(true)}
+			// Foreign servers do not say who they are. Our workers do, and the relay
+			// takes nobody else's word: another program may listen where one has died.
+			add = append(add, header(names.Worker, workerOfEndpoint))
 		}
 		routes = append(routes, &routev3.Route{
-			Name:  "pool/" + p.Name,
-			Match: match(is(names.Pool, p.Name)),
-			// Over what the worker says of itself: foreign servers say nothing, and the
-			// relay must know whom Envoy really asked.
-			ResponseHeadersToAdd: []*corev3.HeaderValueOption{
-				header(names.Worker, workerOfEndpoint), header(names.Upstream, realUpstream),
-			},
-			Action: &routev3.Route_Route{Route: action},
+			Name:                 "pool/" + p.Name,
+			Match:                match(is(names.Pool, p.Name)),
+			ResponseHeadersToAdd: add,
+			Action:               &routev3.Route_Route{Route: action},
 		})
 	}
 	return append(routes, &routev3.Route{

@@ -283,13 +283,22 @@ func (a *attempt) account(o *outcome) {
 	}
 }
 
+// left is the answer to a client whose worker is not where it was.
+func left() *openai.Error {
+	return openai.Unavailable(time.Second, "The chosen worker left. Please try again.")
+}
+
 // answer handles a response by its head. Envoy says in names.Upstream which
-// address it really used; it names none, or "-", where it used none.
+// address it really used; it names none, or "-", where it used none. An engine of ours
+// says who it is in all that it answers; whoever does not is another program that
+// listens where the worker has died.
 func (a *attempt) answer(resp *http.Response) outcome {
 	at := resp.Header.Get(names.Upstream)
 	switch {
 	case resp.StatusCode == http.StatusMisdirectedRequest, at != "" && at != "-" && at != a.w.address:
-		return outcome{result: resultWrong, retry: true, err: openai.Unavailable(time.Second, "The chosen worker left. Please try again.")}
+		return outcome{result: resultWrong, retry: true, err: left()}
+	case a.engine && resp.StatusCode < 500 && at != "" && at != "-" && resp.Header.Get(names.Worker) != a.w.id:
+		return outcome{result: resultWrong, retry: true, blame: absent, err: left()}
 	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests:
 		return a.serverError(resp)
 	case resp.StatusCode == http.StatusOK && (a.j.stream || a.assemble) && isEvents(resp.Header):

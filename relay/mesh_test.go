@@ -161,6 +161,7 @@ func (m *mesh) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n := len(m.seen)
 	m.mu.Unlock()
 	w.Header().Set(names.Upstream, r.Header.Get(names.Destination))
+	w.Header().Set(names.Worker, r.Header.Get(names.ExpectWorker))
 	m.serve(n, w, r)
 }
 

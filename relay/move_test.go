@@ -155,6 +155,23 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// A program that listens where a worker has died answers for nobody, before the first
+// token and when it is asked to go on.
+func TestStranger(t *testing.T) {
+	stranger := func(_ int, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Del(names.Worker)
+		http.Error(w, "who are you?", http.StatusForbidden)
+	}
+	inOwnMesh(t, func(_ *testing.T, m *mesh) {
+		got := m.ask(askUsage)
+		m.checkWhole(got.body, 1, 10, true)
+	}, stranger, after(t, 3, dies), well(t))
+	inOwnMesh(t, func(_ *testing.T, m *mesh) {
+		got := m.ask(askUsage)
+		m.checkWhole(got.body, 1, 10, true)
+	}, after(t, 3, dies), stranger, well(t))
+}
+
 // Before its first token an engine of ours that works is slow, and not hung, whatever
 // its pace was with other prompts; one that does not know of the request is left.
 func TestSlowFirstToken(t *testing.T) {
