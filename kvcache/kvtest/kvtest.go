@@ -47,6 +47,8 @@ type Harness struct {
 	// result of change may have another length. ErrSame says that this store does not
 	// keep what the change is about. Nil leaves those tests out.
 	Tamper func(dir string, ref kvcache.Ref, change func([]byte) []byte) error
+	// Rounds is how often a crash test crashes; 0 is 20, or 5 where tests are short.
+	Rounds int
 	// Limit is the smallest limit that the store can work with; 0 is 1 MiB.
 	Limit int64
 }
