@@ -64,7 +64,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "kvmesh_relay_streams", Help: "Streamed answers being carried.",
 		}),
 		moves: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "kvmesh_relay_moves_total", Help: "Answers that went on at another worker, by cause and by how: exact, restored, replayed.",
+			Name: "kvmesh_relay_moves_total", Help: "Answers that went on at another worker, by cause and by how: exact, restored, quantized, replayed, text.",
 		}, []string{"cause", "kind"}),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "kvmesh_relay_moves_held_total", Help: "Answers that stayed with a sick worker because most of its pool was sick.",

@@ -36,16 +36,17 @@ var errSplice = errors.New("the worker does not continue the answer")
 
 // How a stream went on at another worker.
 const (
-	kvExact    = "exact"    // KV restored, same batch shapes
-	kvRestored = "restored" // KV restored
-	kvReplayed = "replayed" // prefilled
-	kvText     = "text"     // its text prefilled, whose tokens nobody knew
+	kvExact    = "exact"     // KV restored, same batch shapes
+	kvRestored = "restored"  // KV restored
+	kvReplayed = "replayed"  // prefilled
+	kvLossy    = "quantized" // KV restored that was quantized when it was stored
+	kvText     = "text"      // its text prefilled, whose tokens nobody knew
 )
 
 // kvName makes a worker's word one of ours.
 func kvName(s string) string {
 	switch s {
-	case kvExact, kvRestored, kvText:
+	case kvExact, kvRestored, kvText, kvLossy:
 		return s
 	}
 	return kvReplayed

@@ -149,8 +149,10 @@ type Token struct {
 	// Restored, set on the first step too, is how many of the ids, delivered tokens
 	// included, had their KV restored from outside. Exact says that the others were
 	// decoded one at a time, alone, as CatchUpExact wants.
+	// Lossy says that the KV was restored from a chain that is.
 	Restored int
 	Exact    bool
+	Lossy    bool
 }
 
 // Logprob is one alternative token.

@@ -35,6 +35,9 @@ type KVChain struct {
 	// one before it ends. The last may end behind the tokens that are wanted, but for
 	// its Good.
 	Ranges []KVRange
+	// Lossy says that some of it may have been quantized when it was stored, so that
+	// the tokens to come need not be those of the undisturbed run.
+	Lossy bool
 	// Done is called once, when the engine no longer reads the ranges: tokens is
 	// how many were restored, took the time it cost, and err why a range was
 	// refused, after which the engine prefills. nil = nobody wants to know.

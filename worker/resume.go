@@ -290,10 +290,11 @@ func (c *choice) goOn(out sink) (done bool, err error) {
 
 // The ways in which a stream can go on, as the relay counts them.
 const (
-	modeExact    = "exact"    // KV restored, same batch shapes
-	modeRestored = "restored" // KV restored, batch shapes differ
-	modeReplayed = "replayed" // prefilled
-	modeText     = "text"     // by the delivered text, whose tokens nobody knew
+	modeExact    = "exact"     // KV restored, same batch shapes
+	modeRestored = "restored"  // KV restored, batch shapes differ
+	modeReplayed = "replayed"  // prefilled
+	modeLossy    = "quantized" // KV restored that was quantized when it was stored
+	modeText     = "text"      // by the delivered text, whose tokens nobody knew
 )
 
 // report notes how the engine came to a continuation's first token.
@@ -307,6 +308,8 @@ func (r *resumed) report(c *choice, tok Token) {
 		r.mode = modeText
 	case tok.Exact:
 		r.mode = modeExact
+	case tok.Lossy && tok.Restored > 0:
+		r.mode = modeLossy
 	case tok.Restored > 0 && tok.Restored >= len(c.ids)-c.params.Delivered:
 		r.mode = modeRestored
 	default:

@@ -31,7 +31,7 @@ type drillReport struct {
 	From   string `json:"from"`         // worker that the fault was done to
 	To     string `json:"to,omitempty"` // worker that went on, "" where the answer stayed
 	Cause  string `json:"cause,omitempty"`
-	KV     string `json:"kv,omitempty"` // exact, restored, replayed, text or anew
+	KV     string `json:"kv,omitempty"` // exact, restored, quantized, replayed, text or anew
 	At     int    `json:"at"`           // tokens that had come
 	Tokens int    `json:"tokens"`       // that came in all
 	// GapMS is the longest pause after the fault, MedianMS the usual one.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/checkpoint"
@@ -21,6 +22,7 @@ type kvOptions struct {
 	dir        string
 	limit      int64
 	block      int
+	codec      string
 	catchUp    string
 	secretFile string
 }
@@ -30,6 +32,7 @@ func (o *kvOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.dir, "kv-dir", "", "directory in which the workers of a host keep the KV of their streams, best below /dev/shm (default: none is kept)")
 	f.Int64Var(&o.limit, "kv-limit", 4<<30, "most bytes in --kv-dir, of all its workers together")
 	f.IntVar(&o.block, "kv-block", 64, "tokens of a block of KV; equal for all workers of --kv-dir")
+	f.StringVar(&o.codec, "kv-codec", "raw", "how full blocks are stored: raw, or int8 or int4, which are smaller and not quite what was computed: a stream that goes on from them is marked as quantized and never exact (llama.cpp only)")
 	f.StringVar(&o.catchUp, "catch-up", "exact", "how a continued stream decodes what was not checkpointed: exact (one token at a time, as the lost worker did) or fast (as one batch)")
 	f.StringVar(&o.secretFile, "relay-secret-file", "", "file with the secret by which the relay proves itself (default KVMESH_RELAY_SECRET; without one no stream is continued here)")
 }
@@ -48,6 +51,13 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	if cfg.RelaySecret, err = relaySecret(o.secretFile, getenv); err != nil {
 		return nil, err
 	}
+	codec, err := kvcache.ParseCodec(o.codec)
+	if err != nil {
+		return nil, usagef("--kv-codec %q: want raw, int8 or int4", o.codec)
+	}
+	if codec != kvcache.CodecRaw && cfg.EngineName != policy.EngineLlamaCpp {
+		return nil, usagef("--kv-codec %s: only engine %s has KV that can be quantized", o.codec, policy.EngineLlamaCpp)
+	}
 	if o.dir == "" {
 		return func() {}, nil
 	}
@@ -58,9 +68,9 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	if cfg.Registry == nil {
 		cfg.Registry = prometheus.NewRegistry()
 	}
-	keep := checkpoint.Config{Store: store, Block: o.block, Interval: interval, Registry: cfg.Registry, Log: cfg.Log}
+	keep := checkpoint.Config{Store: store, Block: o.block, Interval: interval, Codec: codec, Registry: cfg.Registry, Log: cfg.Log}
 	if cfg.EngineName == policy.EngineLlamaCpp {
-		keep.Parts = llamacpp.StateParts
+		keep.Parts, keep.Shape = llamacpp.StateParts, llamacpp.StateShape
 	}
 	keeper, err := checkpoint.New(keep)
 	if err != nil {

@@ -220,8 +220,8 @@ type MoveView struct {
 	From  string `json:"from"`  // worker
 	To    string `json:"to"`    // worker
 	Cause string `json:"cause"` // what made it move
-	// KV says how it went on: exact, restored, replayed, text, or anew where nothing
-	// had been delivered.
+	// KV says how it went on: exact, restored, quantized, replayed, text, or anew where
+	// nothing had been delivered.
 	KV         string  `json:"kv"`
 	Restored   int     `json:"restored"`    // tokens whose KV was restored
 	Computed   int     `json:"computed"`    // tokens computed before the next one

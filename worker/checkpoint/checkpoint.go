@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/codec"
 	"github.com/kvmesh/kvmesh/worker"
 )
 
@@ -37,7 +38,13 @@ type Config struct {
 	QueueBytes int64
 	// Parts cuts the KV of some tokens, as the engine copied it, into parts that can be
 	// read and verified alone; nil, also as its result = it is one part.
-	Parts    func(data []byte, tokens int) []kvcache.Part
+	Parts func(data []byte, tokens int) []kvcache.Part
+	// Codec is how full blocks are stored; what is not raw is smaller and not quite what
+	// the engine wrote, so chains of it are marked as lossy. Blocks of one codec are
+	// never found by a keeper with another. The tail of a stream stays raw. Default raw.
+	Codec kvcache.Codec
+	// Shape says what matrix is in a part, for the codec; nil only without one.
+	Shape    codec.ShapeOf
 	Registry prometheus.Registerer // for the metrics kvmesh_kv_*; default: none
 	Log      *slog.Logger          // default: silent
 }
@@ -70,6 +77,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.Store == nil:
 		return errors.New("checkpoint: no store")
+	case c.Codec != kvcache.CodecRaw && (c.Shape == nil || c.Parts == nil):
+		return fmt.Errorf("checkpoint: codec %v for an engine whose state nobody can read", c.Codec)
 	case c.Block < 0 || c.Block > mostBlock:
 		return fmt.Errorf("checkpoint: block of %d tokens: 1 to %d", c.Block, mostBlock)
 	case c.Interval < 0 || c.MaxRestore < 0 || c.QueueBytes < 0:
@@ -88,6 +97,7 @@ type Keeper struct {
 	buffers buffers
 	rate    atomic.Int64 // of restoring, bytes per second
 	parts   atomic.Int64 // that the last block had, for which room is left in the next
+	packed  []byte       // the writer's, for the block that is being encoded
 
 	life   sync.RWMutex // held for reading while a job is queued
 	closed bool
@@ -118,15 +128,25 @@ func New(cfg Config) (*Keeper, error) {
 
 // Session implements worker.KVKeeper.
 func (k *Keeper) Session(m worker.Model, s worker.KVStream) worker.KVSession {
-	space := kvcache.NewSpace(m.Fingerprint, []byte(s.Salt))
+	text := k.text(m)
+	space := kvcache.NewSpace(text, []byte(s.Salt))
 	within := k.cfg.MaxRestore
 	if s.Within > 0 {
 		within = s.Within
 	}
 	return &session{
-		k: k, within: within, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: m.Fingerprint},
+		k: k, within: within, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: text},
 		tail: tail{spec: kvcache.TailSpec{Space: space, Stream: s.ID, Choice: s.Choice, Attempt: s.Attempt}},
 	}
+}
+
+// text is what the fingerprint of a model's blocks is made of. Without a codec it is the
+// model's own.
+func (k *Keeper) text(m worker.Model) string {
+	if k.cfg.Codec == kvcache.CodecRaw {
+		return m.Fingerprint
+	}
+	return m.Fingerprint + " codec:" + k.cfg.Codec.String()
 }
 
 // Close stores what is queued and ends the keeper. Sessions that go on keep nothing

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/codec"
 	"github.com/kvmesh/kvmesh/worker"
 )
 
@@ -50,7 +51,7 @@ func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duratio
 		return worker.KVChain{}
 	}
 	l.ready = time.Since(begin)
-	return worker.KVChain{Ranges: l.ranges, Done: l.done}
+	return worker.KVChain{Ranges: l.ranges, Lossy: s.k.cfg.Codec != kvcache.CodecRaw, Done: l.done}
 }
 
 // find looks up the longest chain and what continues it.
@@ -207,7 +208,12 @@ func (l *loan) borrow(ctx context.Context, b kvcache.Found, good int) bool {
 		l.s.note("get", err)
 		return false
 	}
-	data, err := lent.Payload()
+	var data []byte
+	if lent.Codec() == kvcache.CodecRaw {
+		data, err = lent.Payload()
+	} else {
+		data, err = codec.Payload(nil, lent.Frame)
+	}
 	if err != nil {
 		l.s.note("get", err)
 		lent.Release()

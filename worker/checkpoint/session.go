@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/codec"
 	"github.com/kvmesh/kvmesh/worker"
 )
 
@@ -233,19 +234,9 @@ func (s *session) report(j job, err error) {
 	}
 }
 
-// put publishes a block and begins the tail anew behind it. The copy is in place but for
-// the first block, before which nobody knew how many parts there are.
+// put publishes a block and begins the tail anew behind it.
 func (s *session) put(ctx context.Context, j job) error {
-	data := j.data[j.room:]
-	payload := int64(len(data))
-	meta := kvcache.Meta{Space: s.space, Parent: j.parent, First: j.first, IDs: j.ids}
-	parts := s.k.cut(data, len(j.ids))
-	seal := func() (*kvcache.Frame, error) { return kvcache.Seal(j.data, meta, parts) }
-	if kvcache.HeaderLen(len(j.ids), len(parts)) != j.room {
-		s.k.parts.Store(int64(len(parts)))
-		seal = func() (*kvcache.Frame, error) { return kvcache.Encode(nil, meta, parts, data) }
-	}
-	f, err := seal()
+	f, err := s.seal(j)
 	if err == nil {
 		s.name(ctx)
 		err = s.k.cfg.Store.Put(ctx, f)
@@ -254,11 +245,30 @@ func (s *session) put(ctx context.Context, j job) error {
 		return err
 	}
 	s.k.metrics.blocks.Inc()
-	s.k.metrics.bytes.WithLabelValues("block").Add(float64(payload))
+	s.k.metrics.bytes.WithLabelValues("block").Add(float64(f.Total - f.Len))
 	if s.tail.w == nil {
 		return nil
 	}
 	return s.tail.w.Rotate(f.Key, j.first+len(j.ids))
+}
+
+// seal makes a frame of a copy. The copy is in place but for the first block, before which
+// nobody knew how many parts there are, and where a codec makes another one of it.
+func (s *session) seal(j job) (*kvcache.Frame, error) {
+	data := j.data[j.room:]
+	meta := kvcache.Meta{Space: s.space, Parent: j.parent, First: j.first, IDs: j.ids}
+	parts := s.k.cut(data, len(j.ids))
+	room := kvcache.HeaderLen(len(j.ids), len(parts))
+	switch {
+	case s.k.cfg.Codec != kvcache.CodecRaw:
+		buf := slices.Grow(s.k.packed[:0], room+len(data))[:room]
+		s.k.packed, parts = codec.Pack(buf, s.k.cfg.Codec, parts, data, s.k.cfg.Shape)
+		return kvcache.Seal(s.k.packed, meta, parts)
+	case room != j.room:
+		s.k.parts.Store(int64(len(parts)))
+		return kvcache.Encode(nil, meta, parts, data)
+	}
+	return kvcache.Seal(j.data, meta, parts)
 }
 
 // name labels the space for those who look at the store, before each block, because

@@ -13,6 +13,7 @@ type shelf struct {
 	every  int
 	taken  []worker.KVRange
 	stored []worker.KVRange
+	lossy  bool
 
 	restored, told, lasts int
 	refused, failed       error
@@ -20,7 +21,7 @@ type shelf struct {
 
 // Restore implements worker.KVSession.
 func (s *shelf) Restore(context.Context, []int32, time.Duration) worker.KVChain {
-	return worker.KVChain{Ranges: s.stored, Done: func(tokens int, _ time.Duration, err error) {
+	return worker.KVChain{Ranges: s.stored, Lossy: s.lossy, Done: func(tokens int, _ time.Duration, err error) {
 		s.restored, s.refused = tokens, err
 		s.told++
 	}}
@@ -99,9 +100,18 @@ func (s *suite) restores() {
 		if !slices.Equal(ids(got), want[at:]) {
 			s.Errorf("cut at %d with %d tokens of KV: %v, want %v", at, next.restored, ids(got), want[at:])
 		}
+		if got[0].Lossy {
+			s.Errorf("cut at %d: says that the KV was quantized", at)
+		}
 		if next.told != 1 || next.refused != nil || next.restored == 0 || got[0].Restored != next.restored {
 			s.Errorf("cut at %d: restored %d (first token says %d), %v, told %d times", at, next.restored, got[0].Restored, next.refused, next.told)
 		}
+	}
+	// What may have been quantized is said to be, and never exact.
+	given := slices.Concat(prompt, want[:1])
+	next := &shelf{stored: book.taken[:(len(given)-1)/4+1], lossy: true}
+	if got := s.generate(given, resume(p, 1, next)); !got[0].Lossy || got[0].Exact || got[0].Restored == 0 {
+		s.Errorf("of quantized KV: restored %d, lossy %v, exact %v", got[0].Restored, got[0].Lossy, got[0].Exact)
 	}
 	s.idle("restoring")
 }

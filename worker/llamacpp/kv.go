@@ -91,6 +91,7 @@ func (l *loop) loadNext(s *sequence) {
 // loaded ends the loading of stored KV. It may be called again.
 func (l *loop) loaded(s *sequence, err error) {
 	from, given := s.restored, s.given
+	s.lossy = s.lossy || s.stored.Lossy && from > 0
 	if s.again {
 		// What the sequence has generated here counts as delivered.
 		from, given = s.cached, len(s.tokens)
@@ -98,7 +99,7 @@ func (l *loop) loaded(s *sequence, err error) {
 			l.g.resumed.Add(1)
 		}
 	}
-	if from >= s.prompt && given-from <= catchUpMost && s.params.CatchUp == worker.CatchUpExact {
+	if from >= s.prompt && given-from <= catchUpMost && s.params.CatchUp == worker.CatchUpExact && !s.lossy {
 		s.exactFrom, s.exactTo = from, given
 	}
 	l.unsave(s)

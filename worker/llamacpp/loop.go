@@ -338,7 +338,7 @@ func (l *loop) choose(s *sequence, i int) error {
 	if !s.begun {
 		s.begun = true
 		tok.Cached = min(max(s.restored, s.shared), s.prompt)
-		tok.Restored, tok.Exact = s.restored, s.exactTo > 0 && !s.mixed
+		tok.Restored, tok.Exact, tok.Lossy = s.restored, s.exactTo > 0 && !s.mixed, s.lossy
 	}
 	switch {
 	case !s.params.IgnoreEOS && l.voc.ends(pick.ID):

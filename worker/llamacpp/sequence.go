@@ -39,6 +39,7 @@ type sequence struct {
 	loading  time.Duration // spent on loading so far
 	restored int           // tokens whose KV was loaded
 	shared   int           // tokens whose KV came from a running sequence
+	lossy    bool          // some of what was loaded may have been quantized
 	// Tokens from exactFrom up to exactTo are decoded one at a time.
 	exactFrom, exactTo int
 	mixed              bool // others were in a batch that should have been a single token

@@ -109,7 +109,8 @@ func (s *sequence) next(ctx context.Context) (worker.Token, error) {
 	if s.first {
 		s.e.prompts.Add(uint64(s.length - s.restored))
 		t.Cached, t.Restored = min(s.restored, s.length-s.p.Delivered), s.restored
-		t.Exact = s.restored >= s.length-s.p.Delivered && s.restored > 0
+		t.Lossy = s.kv != nil && s.kv.lossy
+		t.Exact = s.restored >= s.length-s.p.Delivered && s.restored > 0 && !t.Lossy
 	}
 	if s.answerLen > 0 && s.said+1 > s.answerLen && !s.p.IgnoreEOS {
 		t.ID, t.Finish = idEnd, "stop"

@@ -19,7 +19,8 @@ type kvState struct {
 	tokens []int32
 	hashes []uint64
 
-	restored int // tokens whose KV came from elsewhere
+	restored int  // tokens whose KV came from elsewhere
+	lossy    bool // some of it may have been quantized
 }
 
 // restore looks up stored KV for a generation; nil when nobody keeps it.
@@ -33,7 +34,9 @@ func (e *Engine) restore(ctx context.Context, ids []int32, p worker.Params) *kvS
 	}
 	// A simulated model without speeds is in no hurry.
 	prefill := e.cfg.TTFT + time.Duration(len(ids))*e.cfg.PrefillPerToken
-	k.restored = k.load(p.KV.Restore(ctx, ids, max(prefill, leastPrefill)))
+	chain := p.KV.Restore(ctx, ids, max(prefill, leastPrefill))
+	k.restored = k.load(chain)
+	k.lossy = chain.Lossy && k.restored > 0
 	return k
 }
 
