@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -437,12 +438,12 @@ func TestChoose(t *testing.T) {
 	found := []object{block(1, 0, 0, 50*time.Minute), block(2, 1, 4, 40*time.Minute), block(3, 2, 8, time.Minute), block(4, 0, 0, 30*time.Minute), block(5, 2, 8, 20*time.Minute)}
 	s.memory.learn(key(5), "p", nil) // used by this process now
 	for most, want := range map[int64]string{50: "", 40: "4", 30: "43", 20: "435", 10: "4352", 0: "43521"} {
-		_, evict := s.choose(append([]object(nil), found...), most, now)
-		got := ""
+		_, evict := s.choose(slices.Clone(found), most, now)
+		var got []byte
 		for _, o := range evict {
-			got += string('0' + rune(o.Key[0]))
+			got = append(got, '0'+o.Key[0])
 		}
-		if got != want {
+		if string(got) != want {
 			t.Errorf("at most %d bytes: %q go, want %q", most, got, want)
 		}
 	}
