@@ -240,10 +240,7 @@ func (c *child) killAt(t testing.TB, r *rand.Rand, lines int, note func(string))
 }
 
 // rounds is how often a crash test crashes.
-func (h Harness) rounds() int {
-	if h.Rounds > 0 {
-		return h.Rounds
-	}
+func rounds() int {
 	if testing.Short() {
 		return 5
 	}
@@ -307,7 +304,7 @@ func testCrashBlocks(t *testing.T, h Harness) {
 	h.shared(t)
 	dir := newDir(t)
 	watcher := h.open(t, dir, plenty) // sees all of it happen
-	for round := range h.rounds() {
+	for round := range h.kills() {
 		r := rand.New(rand.NewPCG(uint64(round), 3))
 		seed := uint64(round)
 		c := start(t, job{Mode: "blocks", Dir: dir, Seed: seed})
@@ -382,7 +379,7 @@ func testCrashTails(t *testing.T, h Harness) {
 	h.shared(t)
 	dir := newDir(t)
 	ts := tails(t, h.open(t, dir, plenty))
-	for round := range h.rounds() {
+	for round := range h.kills() {
 		r := rand.New(rand.NewPCG(uint64(round), 4))
 		c := start(t, job{Mode: "tails", Dir: dir, Seed: uint64(round)})
 		acked := [3]int{63, 63, 63}
@@ -424,7 +421,7 @@ func testCrashTails(t *testing.T, h Harness) {
 // up as one of the two, and stays it.
 func testSameBlock(t *testing.T, h Harness) {
 	h.shared(t)
-	for round := range max(1, h.rounds()/5) {
+	for round := range max(1, h.kills()/5) {
 		dir := newDir(t)
 		s := h.open(t, dir, plenty)
 		children := []*child{

@@ -40,15 +40,13 @@ type Harness struct {
 	// Lasting says that the content outlives its process, but that only one process at a
 	// time may have the store open. A Shared store is more than that.
 	Lasting bool
-	// Kills is how often the only process of a store is killed; 0 is 20, or 5 with
+	// Kills is how often a process that writes to a store is killed; 0 is 20, or 5 with
 	// -short.
 	Kills int
 	// Tamper changes the stored bytes of a block behind the store's back; the
 	// result of change may have another length. ErrSame says that this store does not
 	// keep what the change is about. Nil leaves those tests out.
 	Tamper func(dir string, ref kvcache.Ref, change func([]byte) []byte) error
-	// Rounds is how often a crash test crashes; 0 is 20, or 5 where tests are short.
-	Rounds int
 	// Limit is the smallest limit that the store can work with; 0 is 1 MiB.
 	Limit int64
 }

@@ -208,7 +208,7 @@ func testOwnerKilled(t *testing.T, h Harness) {
 	}
 }
 
-// kills is how often an owner is killed.
+// kills is how often a writer is killed.
 func (h Harness) kills() int {
 	if h.Kills > 0 {
 		return h.Kills

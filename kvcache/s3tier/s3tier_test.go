@@ -127,7 +127,7 @@ func TestServer(t *testing.T) {
 	server := serve(t)
 	t.Run("Suite", func(t *testing.T) {
 		// The server is slow: a crash costs it a second.
-		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Rounds: 3})
+		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Kills: 3})
 	})
 	t.Run("Ranges", func(t *testing.T) { testRanges(t, server.Endpoint) })
 	t.Run("Life", func(t *testing.T) { testLife(t, server.Endpoint) })
