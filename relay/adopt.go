@@ -21,22 +21,32 @@ func (r *Relay) newKept(own *http.Request, cancel context.CancelFunc, limits pol
 	id := own.Header.Get(names.Stream)
 	return &keptStream{
 		all: r.kept, id: id, mark: []byte("id: " + id + ":"), owner: ownerOf(own), time: limits.Retain.D(), size: int64(limits.RetainSize),
-		ctx: own.Context(), cancel: cancel, header: http.Header{}, room: make(chan struct{}, 1), share: r.kept.shared.newSharing(id),
+		ctx: own.Context(), cancel: cancel, header: http.Header{}, room: make(chan struct{}, 1), share: r.kept.shared.newSharing(id), done: make(chan struct{}),
 	}
 }
 
 // carry runs the job of a stream that is kept.
 func (k *retained) carry(s *keptStream, j *job) {
 	k.running.Go(func() {
+		defer close(s.done)
 		j.run()
+		s.pack()
 		j.finish()
+		j.letGo()
+		if j.owner != nil {
+			j.owner.prefix, j.owner.rest = nil, nil
+		}
 		s.ended()
 	})
 }
 
-// head is what another gateway needs to know of a job's request. The pen is held, or the
-// job is over.
-func (j *job) head(s *keptStream) *recordHead {
+// record is what another gateway needs to know of a stream's request. The job's pen is
+// held, or the job is over.
+func (s *keptStream) record() *recordHead {
+	j := s.job
+	if j == nil {
+		return s.was
+	}
 	return &recordHead{
 		Owner: s.owner[:], Stream: s.id, Start: j.start, Path: j.in.URL.Path, Query: j.in.URL.RawQuery, Host: j.in.Host,
 		Header: j.in.Header, Body: j.body.data, Status: s.status, Answer: s.head,
@@ -120,17 +130,22 @@ func (h *recordHead) request(ctx context.Context) (*http.Request, error) {
 }
 
 func (r *Relay) goOnWith(own *http.Request, cancel context.CancelFunc, rec *record, h *sharing, n int) error {
-	ep, ok := openai.EndpointOf(own.URL.Path)
-	req, apiErr := openai.Parse(ep, rec.head.Body)
-	if !ok || apiErr != nil {
-		return fmt.Errorf("%w: its request is none", errAbsent)
+	var req *openai.Request // of an answer that is over nobody needs it
+	if !rec.over() {
+		ep, ok := openai.EndpointOf(own.URL.Path)
+		var apiErr *openai.Error
+		if req, apiErr = openai.Parse(ep, rec.head.Body); !ok || apiErr != nil {
+			return fmt.Errorf("%w: its request is none", errAbsent)
+		}
 	}
 	limits := r.keeps(own, req)
 	if limits.Retain.D() == 0 {
 		return fmt.Errorf("%w: its route keeps none", errAbsent)
 	}
 	s := r.newKept(own, cancel, limits)
-	s.head, s.status = rec.head.Answer, rec.head.Status
+	was := rec.head
+	was.Body = nil // is the job's
+	s.head, s.status, s.was = was.Answer, was.Status, &was
 	for _, f := range rec.frames {
 		s.events = append(s.events, f.Event)
 		s.bytes += cost(f.Event)
@@ -163,6 +178,8 @@ func (r *Relay) goOnWith(own *http.Request, cancel context.CancelFunc, rec *reco
 	r.kept.adopt(s)
 	if j != nil {
 		r.kept.carry(s, j)
+	} else {
+		close(s.done)
 	}
 	return nil
 }
@@ -171,7 +188,11 @@ func (r *Relay) goOnWith(own *http.Request, cancel context.CancelFunc, rec *reco
 func (r *Relay) lookElsewhere(ctx context.Context, id string, n int, who owner) error {
 	// Two connections of one client must not take it from each other half way.
 	_, err, _ := r.fetches.Do(fmt.Sprintf("%x %d %s", who, n, id), func() (any, error) {
-		return nil, r.fetch(context.WithoutCancel(ctx), id, n, who)
+		ctx := context.WithoutCancel(ctx)
+		if r.askOld(ctx, id, n, who) {
+			return nil, nil
+		}
+		return nil, r.fetch(ctx, id, n, who)
 	})
 	return err
 }

@@ -42,6 +42,9 @@ type Config struct {
 	// Streams is a store in which streams are kept for clients that come back to another
 	// gateway; nil keeps them here only. It needs a Secret, the same at all gateways.
 	Streams *redis.Client
+	// Socket is the Unix socket that Run serves on. Gateways that follow each other on it
+	// hand on what clients may come back for; "" keeps it to itself. It needs a Secret.
+	Socket string
 
 	// Tracing takes a span per attempt; nil records none and passes the trace on.
 	Tracing trace.TracerProvider

@@ -78,4 +78,10 @@
 // While a listener is connected the job may be 64 KiB ahead of it. Without one the job
 // goes on until the route's retain is over, the stream's size is exceeded, or the budget
 // of all is needed. One lock guards all of that; see retained.
+//
+// Another gateway can go on with it, too. What it needs is a record: the request, the
+// events, and after each what the ledger gained. It comes from a store that gateways share
+// (sharer), or, when one replaces the other, from that one itself (handover.go). adopt
+// makes a job of it, whose ledger stands where the other one's did, and which first of all
+// moves.
 package relay

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net/http"
 	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
 // keptStream is one answer whose client may come back. The job writes to it as to a
@@ -21,9 +23,14 @@ type keptStream struct {
 	size   int64         // most bytes of its events
 	ctx    context.Context
 	cancel context.CancelFunc // ends the job
-	job    *job               // nil for an answer that another gateway has ended
+	job    *job               // nil for an answer that ended at another gateway
+	was    *recordHead        // not nil for one that began there
 	steps  stepper            // of the job
 	share  *sharing           // nil where nothing is shared
+	done   chan struct{}      // closed when the job is over
+	given  chan struct{}      // not nil once it is handed over, and then closed
+	packed *passedOn          // of the job's goroutine, then of who hands it over
+	failed *openai.Error      // what its client is told when it is let go of
 	header http.Header        // as the job makes it, until head is taken of it
 
 	head     http.Header // nil until the answer begins
@@ -79,7 +86,7 @@ func (s *keptStream) SetWriteDeadline(time.Time) error { return nil }
 func (s *keptStream) Write(p []byte) (int, error) {
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
-	for s.at != nil && s.at.unsent >= mostUnsent && !s.gone {
+	for s.at != nil && s.at.unsent >= mostUnsent && !s.gone && s.given == nil {
 		s.all.mu.Unlock()
 		select {
 		case <-s.room:
@@ -88,7 +95,7 @@ func (s *keptStream) Write(p []byte) (int, error) {
 		s.all.mu.Lock()
 	}
 	switch {
-	case s.gone:
+	case s.gone, s.given != nil:
 		return 0, errNotKept
 	case !s.streams():
 		s.plain = append(s.plain, p...)
@@ -146,7 +153,7 @@ func (s *keptStream) shedLocked() bool {
 func (s *keptStream) ended() {
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
-	s.over = true
+	s.over = s.given == nil || s.first+len(s.events) > s.numbered
 	s.cancel()
 	s.at.poke()
 }

@@ -121,11 +121,13 @@ func (l *listener) look() (p portion, any bool) {
 	switch {
 	case l.replaced:
 		p.failed = takenOver()
+	case s.gone && s.failed != nil:
+		p.failed = s.failed
 	case s.gone, s.over && s.head == nil:
 		p.failed = broke()
 	case l.next < s.first+len(s.events):
 		n := s.all.shared.heldLocked(s) - l.next
-		if n <= 0 {
+		if n <= 0 || s.given != nil {
 			return p, any
 		}
 		rest := s.events[l.next-s.first:][:n]

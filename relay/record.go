@@ -176,7 +176,7 @@ func (r *record) check() error {
 			from = i
 		}
 	}
-	if from < 0 {
+	if from < 0 && (len(r.frames) == 0 || !r.over()) {
 		return fmt.Errorf("%w: nothing says how it began", errRecord)
 	}
 	return nil

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,6 +30,8 @@ type Relay struct {
 	pacers  byWorker[gate] // how many answers at once begin to go on at each
 	fleet   watchedFleet
 	kept    *retained
+	seal    sealer
+	name    string             // of this one among those that follow each other
 	fetches singleflight.Group // of streams from other gateways
 	tracer  trace.Tracer
 
@@ -79,12 +82,16 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of retained streams: %w", err)
 	}
+	seal, err := newSealer(cfg.Secret)
+	if err != nil {
+		return nil, err
+	}
 	if cfg.Streams != nil {
-		if kept.shared, err = newSharer(&cfg, kept); err != nil {
+		if kept.shared, err = newSharer(&cfg, kept, seal); err != nil {
 			return nil, fmt.Errorf("share streams: %w", err)
 		}
 	}
-	r := &Relay{cfg: cfg, metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
+	r := &Relay{cfg: cfg, seal: seal, name: rand.Text(), metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
 	r.paces.make = func(string) *pace { return &pace{} }
 	r.pacers.make = func(id string) *gate { return &gate{most: func() int64 { return r.turns(id) }} }
@@ -143,11 +150,15 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 	}
 	<-stopped
 	r.kept.running.Wait()
+	if r.kept.closeOld != nil {
+		r.kept.closeOld()
+	}
 	return nil
 }
 
 // Cut ends the answers that run, each with an error event, once Run is to end.
 func (r *Relay) Cut() {
+	r.kept.giveAll()
 	r.kept.freeze()
 	r.cutNow()
 }
@@ -177,6 +188,9 @@ func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	start := time.Now()
 	ep, ok := openai.EndpointOf(in.URL.Path)
 	switch {
+	case in.URL.Path == handoverPath && in.Method == http.MethodPost:
+		r.takeOver(w, in)
+		return
 	case !ok:
 		openai.Errorf(http.StatusNotFound, "The relay serves %s and %s only.", openai.Chat, openai.Completions).Write(w)
 		return

@@ -35,6 +35,11 @@ type retained struct {
 	away    list.List              // those without a client, the one that is longest without first
 	bytes   int64
 	closing bool // nobody can come back any more
+
+	// Of a gateway that was replaced: give hands a stream whose job is over to the next
+	// one, closeOld ends the listening for it.
+	give     func(s *keptStream, gen string) error
+	closeOld func()
 }
 
 // retainMetrics are those of retained streams.
@@ -48,6 +53,7 @@ type retainMetrics struct {
 // Labels of streams that change their gateway.
 const (
 	byStore    = "store"
+	byRestart  = "restart"
 	passedHere = "here"
 	passedAway = "away"
 )
@@ -109,12 +115,16 @@ func ownerOf(in *http.Request) owner {
 }
 
 // keeps says for how long and how much of an answer is kept when its client leaves; it
-// is zero for one that ends with its client.
+// is zero for one that ends with its client. req is nil for an answer that is over.
 func (r *Relay) keeps(in *http.Request, req *openai.Request) policy.Stream {
-	if in.Header.Get(names.Resumable) != "1" || !req.Stream {
+	model := ""
+	if req != nil {
+		model = req.Model
+	}
+	if in.Header.Get(names.Resumable) != "1" || req != nil && !req.Stream {
 		return policy.Stream{}
 	}
-	route, _ := r.routeOf(in.Header.Get(names.ModelRoute), req.Model)
+	route, _ := r.routeOf(in.Header.Get(names.ModelRoute), model)
 	return route.Stream
 }
 
@@ -155,6 +165,10 @@ func (r *Relay) resume(w http.ResponseWriter, in *http.Request) {
 		}
 		ok = err == nil && r.kept.attach(l, id, n, who)
 	}
+	if !ok && r.kept.ends() { // another one has it, or will have
+		openai.Unavailable(time.Second, "The gateway is stopping. Please try again.").Write(w)
+		return
+	}
 	if !ok {
 		e := openai.Errorf(http.StatusNotFound, "There is no such stream for you to go on with. It may have expired; please ask again without Last-Event-ID.")
 		e.Code = "stream_not_found"
@@ -174,6 +188,13 @@ func parseEventID(s string) (stream string, n int, ok bool) {
 	return s[:i], int(v), err == nil
 }
 
+// ends reports whether the gateway takes nothing new.
+func (k *retained) ends() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.closing
+}
+
 // add takes a stream in.
 func (k *retained) add(s *keptStream) {
 	k.mu.Lock()
@@ -190,7 +211,7 @@ func (k *retained) attach(l *listener, id string, n int, who owner) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := k.streams[id]
-	if s == nil || subtle.ConstantTimeCompare(s.owner[:], who[:]) != 1 || n < s.first || n > s.numbered || !s.streams() {
+	if s == nil || s.given != nil || !s.hasLocked(who, n) {
 		return false
 	}
 	if s.at != nil {
@@ -207,6 +228,11 @@ func (k *retained) attach(l *listener, id string, n int, who owner) bool {
 	return true
 }
 
+// hasLocked reports whether a client may go on with the stream after n events.
+func (s *keptStream) hasLocked(who owner, n int) bool {
+	return subtle.ConstantTimeCompare(s.owner[:], who[:]) == 1 && n >= s.first && n <= s.numbered && s.streams()
+}
+
 // detach ends a connection. Without another one the stream is kept for its time, if its
 // client can know that there is one.
 func (k *retained) detach(l *listener) {
@@ -219,8 +245,11 @@ func (k *retained) detach(l *listener) {
 	}
 	s.at = nil
 	switch {
+	case s.given != nil: // it goes, with or without
 	case !l.begun || !s.streams():
 		k.dropLocked(s, "")
+	case k.closing && k.give != nil:
+		k.giveLocked(s)
 	case k.closing:
 		k.dropLocked(s, droppedStopped)
 	default:
@@ -306,6 +335,11 @@ func (k *retained) close() {
 	defer k.mu.Unlock()
 	k.closing = true
 	for k.away.Len() > 0 {
-		k.dropLocked(k.away.Front().Value.(*keptStream), droppedStopped)
+		s := k.away.Front().Value.(*keptStream)
+		if k.give != nil {
+			k.giveLocked(s)
+		} else {
+			k.dropLocked(s, droppedStopped)
+		}
 	}
 }

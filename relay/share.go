@@ -86,11 +86,7 @@ type chunk struct {
 	bytes    int64
 }
 
-func newSharer(cfg *Config, k *retained) (*sharer, error) {
-	seal, err := newSealer(cfg.Secret)
-	if err != nil {
-		return nil, err
-	}
+func newSharer(cfg *Config, k *retained, seal sealer) (*sharer, error) {
 	w := &sharer{
 		k: k, store: streamStore{cfg.Streams}, seal: seal, log: cfg.Log, wake: make(chan struct{}, 1),
 		dirty: map[*keptStream]bool{}, all: map[*keptStream]bool{}, wait: cfg.Policy.Mesh.ShareWait.D(),
@@ -140,7 +136,7 @@ func (w *sharer) noteLocked(s *keptStream, last bool) {
 	}
 	n := s.first + len(s.events) - 1
 	if h.fresh {
-		h.fresh, h.head, h.chunks, h.bytes, h.stored = false, s.job.head(s), nil, 0, s.first
+		h.fresh, h.head, h.chunks, h.bytes, h.stored = false, s.record(), nil, 0, s.first
 		h.pending = h.pending[:0]
 		for i, e := range s.events[:len(s.events)-1] {
 			h.pending = append(h.pending, frame{N: s.first + i, Event: e})

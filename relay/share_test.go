@@ -30,7 +30,14 @@ import (
 // test ends.
 func inRealTime(t *testing.T, change func(*Config), worker func(int, http.ResponseWriter, *http.Request, string)) *mesh {
 	t.Helper()
-	edge, egress := bufconn.Listen(64<<10), bufconn.Listen(64<<10)
+	edge := bufconn.Listen(64 << 10)
+	return serveOn(t, edge, func(ctx context.Context) (net.Conn, error) { return edge.DialContext(ctx) }, change, worker)
+}
+
+// serveOn is inRealTime with a listener, and how it is reached.
+func serveOn(t *testing.T, edge net.Listener, dial func(context.Context) (net.Conn, error), change func(*Config), worker func(int, http.ResponseWriter, *http.Request, string)) *mesh {
+	t.Helper()
+	egress := bufconn.Listen(64 << 10)
 	m := newMesh(t, func(c *Config) {
 		own(c)
 		change(c)
@@ -38,7 +45,7 @@ func inRealTime(t *testing.T, change func(*Config), worker func(int, http.Respon
 	m.serve = scripted(t, &m, worker)
 	workers := &http.Server{Handler: m, Protocols: protocols(false), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	go func() { _ = workers.Serve(egress) }()
-	m.connect(edge, func(ctx context.Context) (net.Conn, error) { return edge.DialContext(ctx) })
+	m.connect(edge, dial)
 	t.Cleanup(func() {
 		m.client.CloseIdleConnections()
 		m.stop()

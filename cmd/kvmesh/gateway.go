@@ -119,7 +119,7 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 		defer func() { _ = streams.Close() }() // nothing uses it any more
 	}
 	rel, err := relay.New(relay.Config{
-		Streams: streams, Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
+		Streams: streams, Socket: s.relay, Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
 		DialEgress: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
 		},
@@ -236,6 +236,9 @@ func (g *gateway) heedReplacement(serving context.Context, stop context.CancelCa
 		select {
 		case <-replaced:
 			g.log.Info("another gateway has taken over; running answers go on to their end")
+			if err := g.rel.Replaced(); err != nil {
+				g.log.Error("streams without a client are not handed over", "err", err)
+			}
 			stop(extproc.ErrReplaced)
 		case <-serving.Done():
 		}

@@ -51,7 +51,7 @@ func TestClientsComeBackElsewhere(t *testing.T) {
 		return relayMetric(t, m, `kvmesh_relay_passed_total{by="store",to="here"`)
 	}
 	t.Run("connection closed", func(t *testing.T) {
-		closedConnections(t, a, b, func() { secret(t, s) })
+		closedConnections(t, a, b, 80, func() { secret(t, s) })
 		if n := taken(b); n != 24 {
 			t.Errorf("%v streams changed their gateway", n)
 		}
@@ -182,9 +182,7 @@ func killedGateway(t *testing.T, a, b *testmesh.Mesh) {
 // go on, and can be taken over afterwards.
 func closedStore(t *testing.T, a, b *testmesh.Mesh, s *redistest.Server) {
 	const clients = 8
-	body := func(i int) string {
-		return strings.Replace(resumable(i), `"max_tokens":80`, `"max_tokens":200`, 1)
-	}
+	body := func(i int) string { return answering(i, 200) }
 	want, got := make([]*heard, clients), make([]*heard, clients)
 	each(clients, func(i int) {
 		var err error

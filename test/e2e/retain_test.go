@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,13 +24,14 @@ import (
 func TestClientsComeBack(t *testing.T) {
 	m := testmesh.StartPolicy(t, bin, quick)
 	t.Run("killed client", func(t *testing.T) { killedClient(t, m) })
-	t.Run("connection closed", func(t *testing.T) { closedConnections(t, m, m, func() {}) })
+	t.Run("connection closed", func(t *testing.T) { closedConnections(t, m, m, 80, func() {}) })
 	t.Run("worker killed meanwhile", func(t *testing.T) {
-		closedConnections(t, m, m, func() { m.Signal(t, "worker-2", syscall.SIGKILL) })
+		closedConnections(t, m, m, 80, func() { m.Signal(t, "worker-2", syscall.SIGKILL) })
 		if n := relayMetric(t, m, "kvmesh_relay_moves_total"); n < 1 {
 			t.Errorf("%v answers moved", n)
 		}
 	})
+	t.Run("gateway replaced meanwhile", func(t *testing.T) { replacedGateway(t, m) })
 	t.Run("for good", func(t *testing.T) { goneForGood(t, m) })
 	t.Run("not theirs", func(t *testing.T) { notTheirs(t, m, m) })
 }
@@ -64,9 +66,52 @@ func killedClient(t *testing.T, m *testmesh.Mesh) {
 
 var errLeft = errors.New("the client leaves")
 
+// replacedGateway has a new gateway take over in the middle of answers whose clients are
+// away, and of one whose client does not notice: they have the rest from the new one, and
+// the old one ends.
+func replacedGateway(t *testing.T, m *testmesh.Mesh) {
+	before := m.PID("gateway")
+	var stays sync.WaitGroup
+	want, err := streamed(t.Context(), m, ask{path: "/completions", body: answering(100, 400)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flows := make(chan struct{})
+	stays.Go(func() {
+		got := newHeard()
+		err := got.hear(&http.Client{Transport: &http.Transport{}}, resuming(t.Context(), m, http.MethodPost, answering(100, 400), ""), func(h *heard) {
+			if h.events == 5 {
+				close(flows)
+			}
+		})
+		if err != nil {
+			t.Errorf("a client that stayed: %v", err)
+		} else if diff := got.same(want); diff != "" {
+			t.Errorf("a client that stayed: %s", diff)
+		}
+	})
+	<-flows
+	closedConnections(t, m, m, 400, func() {
+		if err := restart(m, "gateway"); err != nil {
+			t.Error(err)
+		}
+	})
+	if n := relayMetric(t, m, `kvmesh_relay_passed_total{by="restart",to="here"`); n < 24 {
+		t.Errorf("%v streams were handed over", n)
+	}
+	if n := relayMetric(t, m, `kvmesh_relay_moves_total{cause="gateway"`); n < 20 {
+		t.Errorf("%v streams went on at the new gateway", n)
+	}
+	stays.Wait()
+	testmesh.Eventually(t, "the end of the old gateway", 20*time.Second, func() bool { return !testmesh.Alive(before) })
+}
+
 // resumable is the body of a request that number i's answer is for.
-func resumable(i int) string {
-	return fmt.Sprintf(`{"model":"sim-1","prompt":"client %d","max_tokens":80,"ignore_eos":true,"stream":true,"temperature":0,"stream_options":{"include_usage":true},"sim":{"max":0}}`, i)
+func resumable(i int) string { return answering(i, 80) }
+
+// answering is resumable with a number of tokens.
+func answering(i, tokens int) string {
+	return fmt.Sprintf(`{"model":"sim-1","prompt":"client %d","max_tokens":%d,"ignore_eos":true,"stream":true,"temperature":0,"stream_options":{"include_usage":true},"sim":{"max":0}}`, i, tokens)
 }
 
 // resuming is a request of a client with a key, and with the id of the last event that it
@@ -94,21 +139,22 @@ func comingBack(t *testing.T, i int, m *testmesh.Mesh, h *heard) *http.Request {
 	return resuming(t.Context(), m, http.MethodPost, resumable(i), h.ids[len(h.ids)-1])
 }
 
-// closedConnections has many clients of m close their connections in the middle and come
-// back, to another mesh, once meanwhile is over, each with what it has.
-func closedConnections(t *testing.T, m, back *testmesh.Mesh, meanwhile func()) {
+// closedConnections has many clients of m close their connections in the middle of answers
+// of so many tokens and come back, to another mesh, once meanwhile is over, each with what
+// it has.
+func closedConnections(t *testing.T, m, back *testmesh.Mesh, tokens int, meanwhile func()) {
 	const clients = 24
 	want, got := make([]*heard, clients), make([]*heard, clients)
 	each(clients, func(i int) {
 		var err error
-		if want[i], err = streamed(t.Context(), m, ask{path: "/completions", body: resumable(i)}, nil); err != nil || !want[i].done {
+		if want[i], err = streamed(t.Context(), m, ask{path: "/completions", body: answering(i, tokens)}, nil); err != nil || !want[i].done {
 			t.Errorf("undisturbed answer %d: %v", i, err)
 		}
 	})
 	each(clients, func(i int) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		got[i] = newHeard()
-		err := got[i].hear(&http.Client{Transport: &http.Transport{}}, resuming(ctx, m, http.MethodPost, resumable(i), ""), func(h *heard) {
+		err := got[i].hear(&http.Client{Transport: &http.Transport{}}, resuming(ctx, m, http.MethodPost, answering(i, tokens), ""), func(h *heard) {
 			if h.events == 3+i {
 				cancel(errLeft) // closes its only connection
 			}
