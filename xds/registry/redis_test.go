@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/redislink"
 	"github.com/kvmesh/kvmesh/internal/redislink/redistest"
 	"github.com/kvmesh/kvmesh/xds/registry"
 )
@@ -224,7 +225,16 @@ func TestUselessEntries(t *testing.T) {
 // Five thousand workers are read in a few round trips.
 func TestManyInRedis(t *testing.T) {
 	r := newRedis(t)
-	pipe := r.server.Client.Pipeline()
+	patient, err := redislink.Open(redislink.Config{URL: r.server.URL(), Timeout: time.Minute}) // it is a lot for a busy machine
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer patient.Close()
+	r.Redis = registry.NewRedis(registry.RedisConfig{
+		Client: patient, AddressTemplate: "{worker_id}.invalid:8000", Log: slog.New(slog.DiscardHandler),
+		Pool: func(model string) (string, bool) { return "main", model == "m" },
+	}, time.Now())
+	pipe := patient.Pipeline()
 	const n = 5000
 	for i := range n {
 		h := fleet.RedisHealth{WorkerID: fmt.Sprintf("w%d", i), Model: "m", Status: "healthy", Host: "127.0.0.1", Port: 1 + i}
