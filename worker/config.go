@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
 // Config describes one worker process. Fields without a stated default are
@@ -111,6 +112,9 @@ func (c Config) Validate() error {
 		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 			return fmt.Errorf("worker: control plane %q: want an http URL", c.ControlPlane)
 		}
+	}
+	if err := policy.Zone(c.Zone); err != nil {
+		return fmt.Errorf("worker: zone %.80q: %w", c.Zone, err)
 	}
 	reg := fleet.Registration{ID: c.ID, Pool: c.Pool, Incarnation: 1, Address: "127.0.0.1:1"}
 	if err := reg.Validate(); err != nil {

@@ -39,7 +39,12 @@ Where the Mesh document has registry.redis, workers are read from there too.
 REDIS_URL takes the place of its URL, so that no password stands in a file.`,
 		Example: `  kvmesh controlplane -f mesh.yaml --run-dir /run/kvmesh --openai 127.0.0.1:8080 --api 127.0.0.1:9000`,
 		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return runControlPlane(c.Context(), e, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkWords(c.Flags(), word{"openai", hostPort}, word{"api", hostPort}); err != nil {
+				return err
+			}
+			return runControlPlane(c.Context(), e, o)
+		},
 	}
 	f := c.Flags()
 	policyFlag(c, &o.files)

@@ -56,7 +56,12 @@ in registry.redis too, for the other gateways with the same relay secret. REDIS_
 the place of its URL.`,
 		Example: "  kvmesh gateway -f mesh.yaml --run-dir /run/kvmesh --metrics 127.0.0.1:9090",
 		Args:    cobra.NoArgs,
-		RunE:    func(c *cobra.Command, _ []string) error { return runGateway(c.Context(), e, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkGatewayFlags(c.Flags()); err != nil {
+				return err
+			}
+			return runGateway(c.Context(), e, o)
+		},
 	}
 	f := c.Flags()
 	policyFlag(c, &o.files)

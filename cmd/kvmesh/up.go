@@ -47,7 +47,12 @@ two seconds, then ends them with an error; a second Ctrl-C ends everything at on
   kvmesh up -f examples/sim.yaml            # the same with a simulated engine
   kvmesh up --openai 127.0.0.1:8080 --backend http://127.0.0.1:8000 --backend http://127.0.0.1:8001`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runUp(c.Context(), e, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkSpans(c.Flags(), span{"ready-timeout", 1, anyTime}); err != nil {
+				return err
+			}
+			return runUp(c.Context(), e, o)
+		},
 	}
 	f := c.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "policy file, may be repeated")

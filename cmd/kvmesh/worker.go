@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,6 +66,9 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 			if err := o.stored.apply(e, c.Flags()); err != nil {
 				return err
 			}
+			if err := errors.Join(checkWorkerFlags(c.Flags()), o.checkLlama()); err != nil {
+				return err
+			}
 			logUnused(e.log, c.Flags(), o.engine)
 			return runWorker(c.Context(), e, o)
 		},
@@ -80,13 +84,13 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringVar(&o.engine, "engine", policy.EngineLlamaCpp, "llamacpp, sim, or openai in front of another server")
 	f.StringVar(&o.ControlPlane, "control-plane", "", "URL of the control plane's API")
 	f.Int64Var(&o.MaxBody, "max-body", 32<<20, "largest request body in bytes")
-	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM")
+	f.DurationVar(&o.DrainTimeout, "drain", 30*time.Second, "time that running requests have on SIGTERM, 0 = none")
 	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
 	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 256 for sim)")
 	f.IntVar(&o.batchTokens, "max-num-batched-tokens", 0, "most tokens of one step (default 512 for llamacpp)")
 	f.IntVar(&o.checkpointEvery, "checkpoint-interval", 16, "tokens between two checkpoints of a stream; where --kv-dir is in shared memory and this is not given, 1")
-	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests")
-	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens (default context-length)")
+	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests, 0 = none waits")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens, 0 = context-length")
 	f.Int64Var(&o.pauseBytes, "kv-pause-limit", 512<<20, "llamacpp: most bytes of KV kept of sequences that gave way, 0 = none")
 	f.BoolVar(&o.TrustPriority, "trust-priority", false, "believe everybody's x-kvmesh-priority and body field priority, not the relay's alone")
 	f.IntVar(&o.threads, "threads", 1, "CPU threads of llamacpp")
@@ -116,6 +120,12 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 	var err error
 	if o.ControlPlane, err = baseURL("--control-plane", o.ControlPlane); err != nil {
 		return err
+	}
+	if o.DrainTimeout == 0 {
+		o.DrainTimeout = 1 // for the worker 0 is its default, and for the user no time
+	}
+	if o.queue == 0 {
+		o.queue = -1 // the same for the engines: none may wait
 	}
 	o.Log = e.log.With("worker", o.ID)
 	o.EngineName = o.engine

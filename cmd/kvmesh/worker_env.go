@@ -29,11 +29,11 @@ type workerVariable struct {
 func workerVariables() []workerVariable {
 	positive := numberIn(1, 1<<20)
 	return []workerVariable{
-		{name: "WORKER_ID", flag: "id"},
+		{name: "WORKER_ID", flag: "id", check: policy.WorkerID},
 		{name: "MODEL_NAME", flag: "model"},
 		{name: "REDIS_URL", flag: "redis"},
 		{name: "PORT", flag: "listen", check: numberIn(0, 65535)},
-		{name: "AVAILABILITY_ZONE", flag: "zone"},
+		{name: "AVAILABILITY_ZONE", flag: "zone", check: policy.Zone},
 		{name: "TENSOR_PARALLEL_SIZE", flag: "tensor-parallel-size", check: positive, engines: []string{}},
 		{name: "GPU_MEMORY_UTILIZATION", flag: "gpu-memory-utilization", check: share, engines: []string{}},
 		{name: "MAX_NUM_SEQS", flag: "max-num-seqs", check: positive, engines: []string{policy.EngineLlamaCpp, policy.EngineSim, policy.EngineOpenAI}},
@@ -64,7 +64,7 @@ func applyWorkerEnv(getenv func(string) string, flags *pflag.FlagSet) error {
 			// --listen has a form of its own, which listening checks.
 			if v.flag != "listen" && v.check != nil {
 				if err := v.check(f.Value.String()); err != nil {
-					return usagef("--%s %q: %w", v.flag, f.Value, err)
+					return usagef("--%s %.80q: %w", v.flag, f.Value.String(), err)
 				}
 			}
 			continue
@@ -75,7 +75,7 @@ func applyWorkerEnv(getenv func(string) string, flags *pflag.FlagSet) error {
 		}
 		if v.check != nil {
 			if err := v.check(value); err != nil {
-				return usagef("%s %q: %w", v.name, value, err)
+				return usagef("%s %.80q: %w", v.name, value, err)
 			}
 		}
 		if v.flag == "listen" {

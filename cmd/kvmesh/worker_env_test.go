@@ -78,6 +78,8 @@ func TestBadWorkerEnvironment(t *testing.T) {
 		{"MAX_NUM_SEQS", "many", "whole number"},
 		{"MAX_NUM_BATCHED_TOKENS", "-1", "whole number"},
 		{"CHECKPOINT_INTERVAL", "1.5", "whole number"},
+		{"WORKER_ID", "a b", "want 1 to 253 letters"},
+		{"AVAILABILITY_ZONE", strings.Repeat("z", 64), "want at most 63 letters"},
 	} {
 		err := applyWorkerEnv(environment(c.name, c.value), workerFlagSet(t))
 		if err == nil || !strings.HasPrefix(err.Error(), c.name+" ") || !strings.Contains(err.Error(), c.want) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -62,6 +63,9 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 		return func() {}, nil
 	}
 	store, err := dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log})
+	if errors.Is(err, dirstore.ErrOpenToOthers) {
+		return nil, withHint(err, "chmod 700 "+o.dir)
+	}
 	if err != nil {
 		return nil, withHint(err, "give --kv-dir a directory of this user, best below /dev/shm")
 	}

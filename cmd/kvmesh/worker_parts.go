@@ -39,7 +39,7 @@ func (p *partOptions) add(f *pflag.FlagSet) {
 // apply opens what the flags ask for; the caller calls done after the worker's end.
 func (p partOptions) apply(ctx context.Context, e *env, o *workerOptions) (done func(), err error) {
 	o.SelfCheck = p.selfCheck
-	if p.selfCheck <= 0 {
+	if p.selfCheck == 0 {
 		o.SelfCheck = -1
 	}
 	if p.redis.URL != "" {

@@ -34,8 +34,8 @@ func (p *parser) pool(w WorkerPool) {
 	}
 	for i, l := range w.Local {
 		at := fmt.Sprintf("local[%d].", i)
-		if l.ID == "" || !validName(l.ID) {
-			p.wrong(w.At, at+"id", "WorkerPool %s: %sid %q: want lower-case letters, digits, '-' and '.'", w.Name, at, l.ID)
+		if !validName(l.ID) || WorkerID(l.ID) != nil {
+			p.wrong(w.At, at+"id", "WorkerPool %s: %sid %q: want lower-case letters, digits, '-' and '.', at most 63, a letter or digit at both ends", w.Name, at, l.ID)
 		}
 		if l.Port < 0 || l.Port > 65535 {
 			p.wrong(w.At, at+"port", "WorkerPool %s: %sport %d: want 0 to 65535", w.Name, at, l.Port)
@@ -45,6 +45,7 @@ func (p *parser) pool(w WorkerPool) {
 		p.wrong(w.At, "health.check", "WorkerPool %s: health.check %q: want a path such as /health, or off", w.Name, c)
 	}
 	p.ranges(w)
+	p.zones(w)
 }
 
 func (p *parser) ranges(w WorkerPool) {
@@ -69,6 +70,12 @@ func (p *parser) ranges(w WorkerPool) {
 		if path := "worker." + f.name; f.v < 0 || f.v == 0 && p.given(w.At, path) {
 			p.wrong(w.At, path, "WorkerPool %s: %s %d: want a positive number; without it the default holds", w.Name, path, f.v)
 		}
+	}
+	if c := w.Worker.ContextLength; c == 1 {
+		p.wrong(w.At, "worker.contextLength", "WorkerPool %s: worker.contextLength %d: want at least 2", w.Name, c)
+	}
+	if n := w.Worker.MaxNumSeqs; n > 256 && w.Engine == EngineLlamaCpp {
+		p.wrong(w.At, "worker.maxNumSeqs", "WorkerPool %s: worker.maxNumSeqs %d: want at most 256", w.Name, n)
 	}
 }
 
@@ -138,6 +145,12 @@ func (p *parser) mesh(m *Mesh) {
 	}
 	p.limits(m)
 	p.registry(&m.Registry, m.At)
+	if err := Zone(m.Zone); err != nil {
+		p.wrong(m.At, "zone", "zone %.80q: %v", m.Zone, err)
+	}
+	if m.KV.Limit < LeastKV {
+		p.wrong(m.At, "kv.limit", "kv.limit %v: want at least %v", m.KV.Limit, Bytes(LeastKV))
+	}
 	if m.ShareStreams && m.Registry.Redis == "" {
 		p.wrong(m.At, "shareStreams", "shareStreams needs registry.redis")
 	}

@@ -112,6 +112,9 @@ type KV struct {
 	Limit Bytes  `yaml:"limit"` // most bytes of all workers together, default 4Gi; in /dev/shm at most half of what is free
 }
 
+// LeastKV is the smallest KV.Limit, in bytes: a few blocks.
+const LeastKV = 1 << 20
+
 // KVOff is the KV.Dir of workers that keep no KV.
 const KVOff = "off"
 

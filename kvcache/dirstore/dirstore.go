@@ -150,8 +150,11 @@ func (s *Store) open() (err error) {
 	return s.openControl()
 }
 
+// ErrOpenToOthers says that a directory with something in it can be reached by others.
+var ErrOpenToOthers = errors.New("others can reach it")
+
 // ours refuses a directory that others can read or have put there, as anybody
-// may in /dev/shm.
+// may in /dev/shm. One of ours in which there is nothing yet is closed to them.
 func (s *Store) ours() error {
 	st, err := s.root.Stat(".")
 	if err != nil {
@@ -160,8 +163,22 @@ func (s *Store) ours() error {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Getuid() {
 		return fmt.Errorf("%s belongs to user %d", s.dir, sys.Uid)
 	}
-	if st.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("%s has mode %04o: others must not reach it, want 0700", s.dir, st.Mode().Perm())
+	if st.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	// Twice, because others may have been about to put something there. A sticky folder,
+	// as /dev/shm and /tmp are, is everybody's.
+	for range 2 {
+		names, err := s.names(".")
+		if err != nil {
+			return err
+		}
+		if len(names) > 0 || st.Mode()&fs.ModeSticky != 0 {
+			return fmt.Errorf("%s has mode %04o and is not new: %w", s.dir, st.Mode().Perm(), ErrOpenToOthers)
+		}
+		if err := s.root.Chmod(".", 0o700); err != nil {
+			return err
+		}
 	}
 	return nil
 }

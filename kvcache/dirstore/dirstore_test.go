@@ -124,10 +124,42 @@ func TestOthersCannotRead(t *testing.T) {
 	}
 }
 
+// TestEmptyDirectory closes one of ours in which there is nothing to others.
+func TestEmptyDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "empty")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	if err := os.Chmod(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Config{Dir: dir}); !errors.Is(err, ErrOpenToOthers) {
+		t.Errorf("opened to others, with something in it: %v", err)
+	}
+}
+
 // TestForeignDirectory refuses what somebody else may have prepared.
 func TestForeignDirectory(t *testing.T) {
 	open := filepath.Join(t.TempDir(), "open")
 	if err := os.Mkdir(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(open, "something"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	everybodys := filepath.Join(t.TempDir(), "everybodys")
+	if err := os.Mkdir(everybodys, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(everybodys, 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)
 	}
 	owned := filepath.Join(t.TempDir(), "owned")
@@ -138,7 +170,7 @@ func TestForeignDirectory(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dirs := []string{open, file}
+	dirs := []string{open, file, everybodys}
 	if os.Chown(owned, 12345, -1) == nil { // as root only
 		dirs = append(dirs, owned)
 	}
