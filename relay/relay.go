@@ -103,7 +103,7 @@ func New(cfg Config) (*Relay, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", errEgress, err)
 			}
-			return conn, nil
+			return newGathering(conn), nil
 		},
 		// The transport would ask for gzip by itself, and unpack it.
 		DisableCompression: true,
@@ -141,7 +141,7 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 		defer close(stopped)
 		r.shutdown(context.WithoutCancel(ctx), srv)
 	})
-	err := srv.Serve(lis)
+	err := srv.Serve(gatheringListener{lis})
 	if stop() { // ctx is still alive: Serve failed by itself
 		r.Cut()
 		r.kept.close()

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,19 +43,6 @@ func startMesh(b *testing.B) *testmesh.Mesh {
 	return testmesh.StartPolicy(b, bin, failoverYAML)
 }
 
-// cpuOf is the processor time that a process has used.
-func cpuOf(b *testing.B, pid int) time.Duration {
-	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		b.Skipf("no processor times here: %v", err)
-	}
-	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	user, _ := strconv.Atoi(f[11]) // the kernel writes numbers
-	system, _ := strconv.Atoi(f[12])
-	return time.Duration(user+system) * 10 * time.Millisecond
-}
-
 // splicer is a client of simulated streams: of the mesh, or of the workers themselves,
 // which it then splices in the simplest way.
 type splicer struct {
@@ -62,7 +50,8 @@ type splicer struct {
 	secret string   // "" asks the mesh
 	urls   []string // of the mesh, or of the workers in order
 	tokens int
-	ready  func() // called once the stream has 20 events
+	ready  func() // called once the stream has 20 tokens
+	events atomic.Int64
 }
 
 // silence reads stream i and returns the longest time between two of its events.
@@ -99,6 +88,7 @@ func (s *splicer) silence(i int) time.Duration {
 			if json.Unmarshal([]byte(data), &c) != nil || len(c.Choices) != 1 {
 				break
 			}
+			s.events.Add(1)
 			now := time.Now()
 			if len(ids) > 0 {
 				longest = max(longest, now.Sub(last))
@@ -209,34 +199,4 @@ func home(b *testing.B, m *testmesh.Mesh) string {
 	}
 	defer resp.Body.Close()
 	return resp.Header.Get(names.Worker)
-}
-
-// BenchmarkMeshStreams measures the processor time per token of gateway, Envoy and
-// workers, at 100 streams of 50 tokens per second.
-func BenchmarkMeshStreams(b *testing.B) {
-	const streams, tokens = 100, 200
-	m := startMesh(b)
-	parts := m.Parts()
-	before := map[string]time.Duration{}
-	for name, pid := range parts {
-		before[name] = cpuOf(b, pid)
-	}
-	total := 0
-	for b.Loop() {
-		var wg sync.WaitGroup
-		for i := range streams {
-			wg.Go(func() { (&splicer{b: b, urls: []string{m.OpenAI}, tokens: tokens, ready: func() {}}).silence(i) })
-		}
-		wg.Wait()
-		total += streams * tokens
-	}
-	used := map[string]time.Duration{}
-	for name, pid := range parts {
-		kind, _, _ := strings.Cut(name, "-")
-		used[kind] += cpuOf(b, pid) - before[name]
-	}
-	for _, kind := range []string{"gateway", "envoy", "worker"} {
-		b.ReportMetric(float64(used[kind].Microseconds())/float64(total), kind+"-cpu-µs/token")
-	}
-	b.ReportMetric(0, "ns/op")
 }
