@@ -107,7 +107,8 @@ func TestDrainOfManyStreams(t *testing.T) {
 	go func() { done <- steady(ctx, t, m, want, tokens) }()
 	testmesh.Eventually(t, "100 streams at a worker", 30*time.Second, func() bool { return most(t, m) >= 90 })
 	c := exec.Command(bin, "drain", "worker-1", "-o", "json")
-	c.Dir = m.Dir
+	var words strings.Builder
+	c.Dir, c.Stderr = m.Dir, &words
 	out, err := c.Output()
 	cancel()
 	n := <-done
@@ -116,7 +117,7 @@ func TestDrainOfManyStreams(t *testing.T) {
 		Seconds float64
 	}
 	if err != nil || json.Unmarshal(out, &d) != nil || d.Streams < 50 {
-		t.Fatalf("drain: %v: %s", err, out)
+		t.Fatalf("drain: %v: %s%s", err, out, &words)
 	}
 	t.Logf("%d streams left worker-1 in %.2f s; %d answers, all whole", d.Streams, d.Seconds, n)
 	if d.Seconds > 10 { // 2 s on a machine that has nothing else to do
