@@ -63,6 +63,7 @@ const askLong = `{"model":"m","prompt":"p","stream":true,"max_tokens":40,"stream
 // What clients have left behind goes to the next gateway when theirs is replaced, be it
 // over or not, with a shared store or without; and the old one ends.
 func TestHandedOver(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	for name, share := range map[string]func(*Config){"alone": nil, "shared": shares(t, redistest.Start(t))} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "r")
@@ -109,6 +110,7 @@ func TestHandedOver(t *testing.T) {
 // end. If it comes to the next one, it has the rest there, whatever the old one knows of
 // its connection.
 func TestHandedOverOnDemand(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	socket := filepath.Join(t.TempDir(), "r")
 	a := inRow(t, socket, nil)
 	open := func(id string) (*http.Response, *bufio.Reader, string) {
@@ -152,6 +154,7 @@ func TestHandedOverOnDemand(t *testing.T) {
 // When the old gateway's time is over, the answers that still run go to the next one, and
 // their clients hear that they should come back.
 func TestHandedOverAtLast(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	socket := filepath.Join(t.TempDir(), "r")
 	a := inRow(t, socket, func(c *Config) { c.Drain = 100 * time.Millisecond })
 	resp, err := a.post(t.Context(), strings.Replace(askLong, "40", "100", 1), names.Resumable, "1")
@@ -178,6 +181,7 @@ func TestHandedOverAtLast(t *testing.T) {
 // Nobody without the secret hands a stream over or asks for one; a gateway that nobody
 // follows says so.
 func TestHandoverRefused(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	socket := filepath.Join(t.TempDir(), "r")
 	a := inRow(t, socket, nil)
 	other, err := newSealer("other")

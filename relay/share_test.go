@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -97,9 +98,10 @@ const askTwo = `{"model":"m","prompt":"p","stream":true,"n":2,"max_tokens":8,"st
 // Wherever a client leaves one gateway, it gets the rest at another, and the first one
 // lets go.
 func TestShared(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	s := redistest.Start(t)
 	share := shares(t, s)
-	for n := 1; n < 8*2+4; n += 3 {
+	for n := 1; n < 8*2+4; n += 5 {
 		if err := s.Client.FlushAll(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -126,8 +128,43 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// What a gateway that is stopped had in the store, clients get from another one: those that
+// were away, and those that were connected until its time was over.
+func TestSharedStopped(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	share := shares(t, redistest.Start(t))
+	a := inRealTime(t, func(c *Config) {
+		share(c)
+		c.Drain = 50 * time.Millisecond
+	}, well(t))
+	b := inRealTime(t, share, well(t))
+	body := strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":60`, 1)
+	away := a.leave(3, body, names.Stream, "s2")
+	resp, err := a.post(t.Context(), body, names.Resumable, "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	stream := bufio.NewReader(resp.Body)
+	read := events(t, stream, 3)
+	a.stop()
+	rest, err := io.ReadAll(stream)
+	read += string(rest)
+	at := strings.Index(read, "data: {\"error\"")
+	if err != nil || at < 0 || strings.Contains(read, done) {
+		t.Fatalf("%v after %s", err, read)
+	}
+	<-a.done
+	read = read[:at]
+	got := b.back(fmt.Sprintf("stream-1:%d", strings.Count(read, "\n\n")))
+	b.checkWhole(b.numbered(read+got.body), 1, 60, true)
+	got = b.back("s2:3")
+	b.checkWhole(b.numbered(strings.ReplaceAll(away+got.body, "id: s2", "id: stream-1")), 1, 60, true)
+}
+
 // A gateway with another secret can neither read a stream nor take it.
 func TestSharedSecret(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	s := redistest.Start(t)
 	a := inRealTime(t, shares(t, s), well(t))
 	b := inRealTime(t, func(c *Config) {
@@ -146,7 +183,8 @@ func TestSharedSecret(t *testing.T) {
 // What is stored of a long answer is bounded, and the rest of it goes on all the same,
 // from all tokens that there were.
 func TestSharedSize(t *testing.T) {
-	const size = 16 << 10
+	t.Parallel() // most of it is waiting
+	const size = 8 << 10
 	s := redistest.Start(t)
 	change := func(c *Config) {
 		shares(t, s)(c)
@@ -155,8 +193,8 @@ func TestSharedSize(t *testing.T) {
 		}
 	}
 	a, b := inRealTime(t, change, well(t)), inRealTime(t, change, well(t))
-	body := strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":400`, 1)
-	read := a.leave(350, body)
+	body := strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":200`, 1)
+	read := a.leave(170, body)
 	stored := 0
 	for k, v := range s.Client.HGetAll(t.Context(), keyOf("stream-1")).Val() {
 		if _, err := strconv.Atoi(k); err == nil {
@@ -169,8 +207,8 @@ func TestSharedSize(t *testing.T) {
 	if got := b.back("stream-1:1"); got.status != http.StatusNotFound {
 		t.Errorf("the beginning is still there: %d", got.status)
 	}
-	rest := b.back("stream-1:350")
-	b.checkWhole(b.numbered(read+rest.body), 1, 400, true)
+	rest := b.back("stream-1:170")
+	b.checkWhole(b.numbered(read+rest.body), 1, 200, true)
 }
 
 // stopped stops a server with SIGSTOP until the function it returns is called.
@@ -194,6 +232,7 @@ func stopped(t *testing.T, s *redistest.Server) (goOn func()) {
 // While the store hangs, answers go on; who asks for another gateway's stream is told to
 // try again; and when it is back, what flows is shared anew.
 func TestSharedHung(t *testing.T) {
+	t.Parallel() // most of it is waiting
 	s := redistest.Start(t)
 	share := func(c *Config) {
 		shares(t, s)(c)
