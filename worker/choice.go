@@ -66,14 +66,49 @@ var (
 	errInjected  = errors.New("error on request")
 )
 
-// run generates all choices, as many at once as the engine runs.
+// enter makes the request that the choices share.
+func (g *generation) enter() {
+	live := 0
+	g.atOnce = max(1, g.engine.Load().MaxRunning)
+	for _, c := range g.choices {
+		if !c.over() {
+			live++
+		}
+	}
+	g.request = NewRequest(live, g.atOnce)
+	for _, c := range g.choices {
+		c.params.Request = g.request
+		if c.begun {
+			g.request.Begin()
+		}
+	}
+}
+
+// run generates all choices, as many at once as the engine runs. Nothing is sent
+// before the engine has let the request in.
 func (g *generation) run(ctx context.Context, out sink) error {
+	defer g.request.End()
 	if len(g.choices) == 1 {
 		return g.runChoice(ctx, g.choices[0], out)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(max(1, g.engine.Load().MaxRunning))
+	group.SetLimit(g.atOnce)
+	var over []*choice
 	for _, c := range g.choices {
+		if c.over() {
+			over = append(over, c)
+			continue
+		}
+		group.Go(func() error { return g.runChoice(ctx, c, out) })
+	}
+	if len(over) < len(g.choices) {
+		select {
+		case <-g.request.Entered():
+		case <-ctx.Done():
+			return group.Wait()
+		}
+	}
+	for _, c := range over {
 		group.Go(func() error { return g.runChoice(ctx, c, out) })
 	}
 	return group.Wait()
@@ -87,8 +122,8 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 			err = fmt.Errorf("panic while generating: %v\n%s", p, debug.Stack())
 		}
 	}()
-	if done, err := c.goOn(out); done || err != nil {
-		return err
+	if c.over() {
+		return c.goOn(out)
 	}
 	clock := choicePace{of: g.pace}
 	for tok, err := range g.engine.Generate(ctx, c.ids, c.params) {
@@ -96,6 +131,9 @@ func (g *generation) runChoice(ctx context.Context, c *choice, out sink) (err er
 			return context.Cause(ctx)
 		}
 		if err != nil {
+			return err
+		}
+		if err := c.goOn(out); err != nil {
 			return err
 		}
 		clock.token(time.Now())

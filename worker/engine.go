@@ -23,7 +23,7 @@ type Engine interface {
 	// with Finish set, an error, or the consumer stops. Leaving the loop, or the
 	// end of ctx, frees the sequence and its KV before Generate returns. While
 	// the request waits for a free sequence Generate blocks without yielding; a
-	// full queue yields ErrBusy.
+	// full queue yields ErrBusy, at the first choice of a request or at none.
 	Generate(ctx context.Context, ids []int32, p Params) iter.Seq2[Token, error]
 	// Load is the engine's load now; cheap enough to call every 100 ms.
 	Load() Load
@@ -130,6 +130,7 @@ type Params struct {
 	Delivered int
 	CatchUp   CatchUp   // how those without stored KV are decoded
 	Priority  int       // a higher one goes first and gives way last; 0 = ordinary
+	Request   *Request  // shared by the choices of a request, nil = the only one of its own
 	KV        KVSession // keeps the KV elsewhere, nil = nobody does
 	// Sim holds the raw body field "sim", for the simulator only; nil otherwise.
 	Sim []byte

@@ -94,7 +94,7 @@ func (s *Server) firstToken(g *generation) {
 // serveStream answers with server-sent events.
 func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, g *generation) {
 	st := newSSE(w, g.answer, g.withUsage, s.cfg.KeepAlive)
-	st.first, st.noDone = func() { s.firstToken(g) }, g.fault.NoDone
+	st.first, st.begins, st.noDone = func() { s.firstToken(g) }, g.request.Begin, g.fault.NoDone
 	defer st.close()
 	err := g.run(r.Context(), st)
 	switch {

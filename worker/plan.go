@@ -31,6 +31,8 @@ type generation struct {
 	prompts   int  // prompts of the request
 	ptokens   int  // tokens of all prompts
 	choices   []*choice
+	request   *Request // of the choices, at the engine's door
+	atOnce    int      // most choices that are generated at a time
 	fault     Fault
 	started   time.Time // when the request arrived
 	pace      *pace     // nil = nobody asks for it
@@ -155,6 +157,7 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 	if err := s.join(g, req, from); err != nil {
 		return nil, err
 	}
+	g.enter()
 	return g, nil
 }
 

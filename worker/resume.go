@@ -143,7 +143,7 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 	for _, c := range g.choices {
 		c.tokenIDs = field.TokenIDs
 		c.params.CatchUp, c.params.Priority = s.cfg.CatchUp, priority
-		if s.cfg.KV != nil && c.resumed.reason == "" {
+		if s.cfg.KV != nil && !c.over() {
 			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt, Within: field.kvWithin()})
 		}
 	}
@@ -263,12 +263,16 @@ func (c *choice) replay(engine Resumer, ids []int32) []byte {
 	return text
 }
 
-// goOn sends what a continuation owes before its first new token, and reports
-// whether there is none to come.
-func (c *choice) goOn(out sink) (done bool, err error) {
+// over reports whether the delivered tokens end the answer.
+func (c *choice) over() bool { return c.resumed.reason != "" }
+
+// goOn sends what a continuation owes before its first new token, or to its end when
+// there is none to come. It waits for that token, or for those of the request's other
+// choices: before, the engine may refuse, and another worker can have the stream.
+func (c *choice) goOn(out sink) error {
 	r := &c.resumed
 	if r.reason == "" && len(r.text) == 0 {
-		return false, nil
+		return nil
 	}
 	if r.reason != "" {
 		r.mode = modeReplayed // nothing had to be restored
@@ -278,14 +282,14 @@ func (c *choice) goOn(out sink) (done bool, err error) {
 	}
 	if len(r.text) > 0 || !c.begun {
 		if err := out.text(c, r.text, nil); err != nil {
-			return false, err
+			return err
 		}
 		c.begun, r.text = true, nil
 	}
 	if r.reason == "" {
-		return false, nil
+		return nil
 	}
-	return true, out.finish(c, c.tools.reason(r.reason))
+	return out.finish(c, c.tools.reason(r.reason))
 }
 
 // The ways in which a stream can go on, as the relay counts them.

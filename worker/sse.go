@@ -22,8 +22,9 @@ type sse struct {
 	chat      bool
 	withUsage bool // the last chunk carries the usage
 	keepAlive time.Duration
-	first     func() // called once, at the first token
-	noDone    bool   // a Fault: the stream ends without its last event
+	first     func()      // called once, at the first token
+	begins    func() bool // called before comments: false = nothing may be sent
+	noDone    bool        // a Fault: the stream ends without its last event
 
 	mu      sync.Mutex
 	begun   bool
@@ -44,7 +45,7 @@ var errGone = errors.New("the client is gone")
 func newSSE(w http.ResponseWriter, a openai.Answer, usage bool, keepAlive time.Duration) *sse {
 	s := &sse{
 		w: w, rc: http.NewResponseController(w), chunks: openai.NewChunks(a, usage), chat: a.Endpoint == openai.Chat, withUsage: usage,
-		keepAlive: keepAlive, last: time.Now(), first: func() {},
+		keepAlive: keepAlive, last: time.Now(), first: func() {}, begins: func() bool { return true },
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,7 +65,7 @@ func (s *sse) tick() {
 		return
 	}
 	silent := time.Since(s.last)
-	if silent >= s.keepAlive {
+	if silent >= s.keepAlive && s.begins() {
 		s.buf = append(s.buf[:0], openai.Comment...)
 		_ = s.writeLocked() // kept in s.err
 		silent = 0

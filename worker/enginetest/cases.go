@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker"
@@ -320,47 +319,6 @@ func (s *suite) slowConsumer() {
 	}
 	release()
 	s.idle("a slow consumer")
-}
-
-// queueFull: requests past the queue get ErrBusy, never more run than MaxRunning,
-// and the engine is as good as new afterwards.
-func (s *suite) queueFull() {
-	const most = 1024
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	prompt := s.prompt("me too")
-	var busy atomic.Int64
-	refused := make(chan struct{})
-	var wg sync.WaitGroup
-	for range most {
-		wg.Go(func() {
-			for _, err := range s.e.Generate(ctx, prompt, greedy(10000)) {
-				if errors.Is(err, worker.ErrBusy) {
-					if busy.Add(1) == 1 {
-						close(refused)
-					}
-				} else if err != nil && !errors.Is(err, context.Canceled) {
-					s.Errorf("generation ended with %v", err)
-				}
-				if err == nil {
-					<-ctx.Done() // keep the place
-				}
-			}
-		})
-	}
-	select {
-	case <-refused:
-	case <-ctx.Done():
-		s.Errorf("%d requests at once and no ErrBusy", most)
-	}
-	l := s.e.Load()
-	if l.Running > l.MaxRunning {
-		s.Errorf("%d sequences run, at most %d are allowed", l.Running, l.MaxRunning)
-	}
-	cancel()
-	wg.Wait()
-	s.idle("a full queue")
-	s.generate(prompt, greedy(2))
 }
 
 // closeTwice: Close ends what runs, may be repeated, and Generate then gives an error.

@@ -83,6 +83,8 @@ func cases() []suiteCase {
 		open("Concurrent", (*suite).concurrent),
 		open("SlowConsumer", (*suite).slowConsumer),
 		open("QueueFull", (*suite).queueFull),
+		open("LaterChoices", (*suite).laterChoices),
+		open("PlacesComeBack", (*suite).placesComeBack),
 		open("Resume", (*suite).resumes),
 		open("Restore", (*suite).restores),
 		open("CorruptKV", (*suite).corruptKV),

@@ -22,7 +22,7 @@ type Engine struct {
 	chat   *template
 	in     *inbox
 	g      gauges
-	inside atomic.Int64 // calls of Generate that have begun and not returned
+	inside atomic.Int64 // places taken by requests whose calls of Generate have not returned
 	closes atomic.Bool  // Close was called
 
 	// life is held for reading while the tokenizer is used, and for writing
@@ -151,13 +151,12 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// Bounded by calls, not by the length of the queue: a sequence that gives way
-	// joins the queue without asking.
-	defer e.inside.Add(-1)
-	if e.inside.Add(1) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) && !e.displace(p.Priority) {
-		return worker.ErrBusy
-	}
 	s := newSequence(ids, p)
+	leave, err := s.params.Request.Enter(func(n int) error { return e.take(n, p.Priority) }, func(n int) { e.inside.Add(-int64(n)) })
+	if err != nil {
+		return err
+	}
+	defer leave()
 	free, err := e.constrain(s)
 	if err != nil {
 		return err
@@ -193,12 +192,38 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 	}
 }
 
-// displace has a waiting request of a lower priority refused, in a queue that is full.
-func (e *Engine) displace(priority int) (ok bool) {
+// take takes n places for a request. They are bounded, not the length of the queue: a
+// sequence that gives way joins the queue without asking.
+func (e *Engine) take(n, priority int) error {
+	for most := int64(e.cfg.MaxSeqs + e.cfg.MaxQueue); ; {
+		now := e.inside.Load()
+		if over := now + int64(n) - most; over > 0 {
+			if e.displace(priority, n, min(int(over), n)) {
+				return nil
+			}
+			return worker.ErrBusy
+		}
+		if e.inside.CompareAndSwap(now, now+int64(n)) {
+			return nil
+		}
+	}
+}
+
+// displace takes n places in a queue where so many are missing, which waiting requests of
+// lower priorities lose. Those give them back in their own time: before, theirs are taken.
+func (e *Engine) displace(priority, n, missing int) (ok bool) {
 	if last := e.g.last.Load(); last >= int64(priority) { // nobody is larger than all
 		return false
 	}
-	e.in.call(func(l *loop) { ok = l.displace(priority) })
+	e.in.call(func(l *loop) {
+		refused := l.displaceable(priority, missing)
+		if ok = len(refused) > 0; ok {
+			e.inside.Add(int64(n))
+		}
+		for _, r := range refused {
+			l.refuse(r)
+		}
+	})
 	return ok
 }
 

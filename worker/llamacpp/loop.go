@@ -337,6 +337,10 @@ func (l *loop) choose(s *sequence, i int) error {
 	tok := l.voc.token(pick, s.params.TopLogprobs)
 	if !s.begun {
 		s.begun = true
+		if r := s.params.Request; !r.Begun() {
+			r.Begin()
+			l.noteLast() // its other choices cannot be displaced any more
+		}
 		tok.Cached = min(max(s.restored, s.shared), s.prompt)
 		tok.Restored, tok.Exact, tok.Lossy = s.restored, s.exactTo > 0 && !s.mixed, s.lossy
 	}

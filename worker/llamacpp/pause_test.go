@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -274,7 +275,7 @@ func TestLeavingWhilePaused(t *testing.T) {
 // one of a lower priority waits, of which nobody has seen a token.
 func TestFullQueueKeepsTheHigher(t *testing.T) {
 	cfg := fakeConfig()
-	cfg.MaxSeqs, cfg.MaxQueue, cfg.ContextLen, cfg.Cells = 1, 2, 4096, 4096
+	cfg.MaxSeqs, cfg.MaxQueue, cfg.ContextLen, cfg.Cells = 1, 2, 1<<16, 1<<16
 	f := newFakeContext(t, cfg.Cells)
 	ctx, cancel := context.WithCancel(t.Context())
 	gate := make(chan struct{})
@@ -290,23 +291,35 @@ func TestFullQueueKeepsTheHigher(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	ask := func(tokens, priority, choice int) chan error {
+	var taken atomic.Uint64
+	ask := func(tokens, priority int, r *worker.Request) chan error {
 		end := make(chan error, 1)
 		p := exactly(tokens)
-		p.Priority, p.Choice = priority, choice
+		p.Priority, p.Request = priority, r
 		all.Go(func() {
-			_, err := drain(ctx, e, prompt(4, 2), p)
-			end <- err
+			var last error
+			for _, err := range e.Generate(ctx, prompt(4, 2), p) {
+				if last = err; err == nil {
+					taken.Add(1)
+				}
+			}
+			end <- last
 		})
 		return end
 	}
-	// until lets the engine decode, in which it takes requests, until ok.
+	// until lets the engine decode, in which it takes requests, until ok. The consumer
+	// keeps up: one that is behind would lose its place.
 	until := func(ok func() bool) {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
 		for !ok() {
+			<-tick.C
+			if e.g.generated.Load() > taken.Load() {
+				continue
+			}
 			select {
 			case <-gate:
 			default:
-				runtime.Gosched()
 			}
 		}
 	}
@@ -317,17 +330,29 @@ func TestFullQueueKeepsTheHigher(t *testing.T) {
 			t.Errorf("%s: %v, want ErrBusy", what, err)
 		}
 	}
-	ends := []chan error{ask(4000, 9, 0)} // holds the only sequence
-	until(func() bool { return e.Load().Running == 1 })
-	low := ask(4, -3, 0)
+	two := worker.NewRequest(2, 1)
+	ends := []chan error{ask(60_000, 9, two)} // holds the only sequence
+	until(func() bool { return e.g.generated.Load() > 0 })
+	ends = append(ends, ask(4, 9, two)) // it has begun, so this choice is refused no more
+	until(func() bool { return e.Load().Waiting == 1 })
+	low := ask(4, -3, nil)
 	until(func() bool { return e.g.last.Load() == -3 })
-	ends = append(ends, ask(4, 0, 1)) // a second choice is never refused late
-	until(func() bool { return e.Load().Waiting == 2 })
-	busy("no higher than the last one", ask(4, -3, 0))
-	ends = append(ends, ask(4, 5, 0))
+	pair := worker.NewRequest(2, 1)
+	lows := []chan error{ask(4, -2, pair), ask(4, -2, pair)}
+	until(func() bool { return e.Load().Waiting == 4 })
+	busy("no higher than the last one", ask(4, -3, nil))
+	busy("two for which one place can be had", ask(4, -2, worker.NewRequest(2, 2)))
+	none := ask(4, -10, nil)
+	busy("lower than all", none)
+	ends = append(ends, ask(4, 5, nil))
 	busy("the lowest one of a full queue", low)
+	until(func() bool { return e.g.last.Load() == -2 })
+	ends = append(ends, ask(4, 5, nil))
+	for _, end := range lows {
+		busy("a choice of the next lowest", end)
+	}
 	until(func() bool { return e.g.last.Load() == 5 })
-	busy("no higher than all that may be refused", ask(4, 5, 0))
+	busy("no higher than all that may be refused", ask(4, 5, nil))
 	cancel()
 	for _, end := range ends {
 		if err := <-end; !errors.Is(err, context.Canceled) {

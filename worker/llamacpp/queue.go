@@ -15,6 +15,9 @@ func (l *loop) enqueue(s *sequence) {
 	s.age = l.arrived
 	l.arrived++
 	l.queue(s)
+	if s.params.Request.Refused() { // while s was on its way
+		l.fail(s, worker.ErrBusy)
+	}
 }
 
 // queue puts a sequence into its place among those that wait.
@@ -36,37 +39,53 @@ func insert(list []*sequence, s *sequence) []*sequence {
 	return slices.Insert(list, i, s)
 }
 
-// lastNew is the index of the waiting sequence that could be refused for a request
-// of a higher priority: the last one of which nobody has seen anything yet, here or
-// elsewhere. -1 = there is none. Further choices of a request would take the others
-// with them.
-func (l *loop) lastNew() int {
-	for i := len(l.waiting) - 1; i >= 0; i-- {
-		s := l.waiting[i]
-		if !s.begun && !s.preempted && s.params.Delivered == 0 && s.params.Choice == 0 {
-			return i
-		}
-	}
-	return -1
+// isNew reports that a waiting sequence can be refused for a request of a higher
+// priority: nobody has seen anything of its own request yet, of whichever choice, here
+// or elsewhere.
+func (s *sequence) isNew() bool {
+	return !s.preempted && s.params.Delivered == 0 && !s.params.Request.Begun()
 }
 
+// noteLast notes the lowest priority that can be displaced.
 func (l *loop) noteLast() {
 	last := int64(nobody)
-	if i := l.lastNew(); i >= 0 {
-		last = int64(l.waiting[i].params.Priority)
+	for _, s := range slices.Backward(l.waiting) {
+		if s.isNew() {
+			last = int64(s.params.Priority)
+			break
+		}
 	}
 	l.g.last.Store(last)
 }
 
-// displace refuses a waiting request, if there is one of a lower priority, so that
-// one of that priority can take its place in a queue that is full.
-func (l *loop) displace(priority int) bool {
-	i := l.lastNew()
-	if i < 0 || l.waiting[i].params.Priority >= priority {
-		return false
+// displaceable are waiting requests of lower priorities, the last ones first, that have
+// at least n places together; none when all of them have fewer.
+func (l *loop) displaceable(priority, n int) (refused []*worker.Request) {
+	for _, s := range slices.Backward(l.waiting) {
+		if n <= 0 || s.params.Priority >= priority {
+			break
+		}
+		if r := s.params.Request; s.isNew() && !slices.Contains(refused, r) {
+			refused = append(refused, r)
+			n -= r.Places()
+		}
 	}
-	l.fail(l.waiting[i], worker.ErrBusy)
-	return true
+	if n > 0 {
+		return nil
+	}
+	return refused
+}
+
+// refuse ends all choices of a request, unless it has begun.
+func (l *loop) refuse(r *worker.Request) {
+	if !r.Refuse() {
+		return // a comment has just been sent
+	}
+	for _, s := range slices.Concat(l.running, l.waiting) {
+		if s.params.Request == r {
+			l.fail(s, worker.ErrBusy)
+		}
+	}
 }
 
 // admit starts waiting sequences in order. One whose consumer has not made room

@@ -56,6 +56,9 @@ type sequence struct {
 }
 
 func newSequence(ids []int32, p worker.Params) *sequence {
+	if p.Request == nil {
+		p.Request = worker.NewRequest(1, 1)
+	}
 	s := &sequence{
 		prompt:  len(ids) - p.Delivered,
 		given:   len(ids),

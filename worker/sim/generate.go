@@ -24,6 +24,16 @@ func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) ite
 			yield(worker.Token{}, err)
 			return
 		}
+		r := p.Request
+		if r == nil {
+			r = worker.NewRequest(1, 1)
+		}
+		leave, err := r.Enter(e.take, e.give)
+		if err != nil {
+			yield(worker.Token{}, err)
+			return
+		}
+		defer leave()
 		kv := e.restore(ctx, ids, p)
 		if err := e.enter(ctx); err != nil {
 			yield(worker.Token{}, err)

@@ -70,6 +70,7 @@ type Engine struct {
 
 	closeOnce sync.Once
 	closed    chan struct{}
+	inside    atomic.Int64 // places taken by requests
 	waiting   atomic.Int64
 	held      atomic.Int64 // tokens of the running sequences
 	prompts   atomic.Uint64
@@ -214,6 +215,18 @@ func (e *Engine) Close() error {
 	return nil
 }
 
+// take takes n places for a request.
+func (e *Engine) take(n int) error {
+	if e.inside.Add(int64(n)) > int64(e.cfg.MaxSeqs+e.cfg.MaxQueue) {
+		e.give(n)
+		return worker.ErrBusy
+	}
+	return nil
+}
+
+// give gives n places back.
+func (e *Engine) give(n int) { e.inside.Add(-int64(n)) }
+
 // enter waits for a free sequence, in order of arrival.
 func (e *Engine) enter(ctx context.Context) error {
 	select {
@@ -226,10 +239,7 @@ func (e *Engine) enter(ctx context.Context) error {
 		return nil
 	default:
 	}
-	if e.waiting.Add(1) > int64(e.cfg.MaxQueue) {
-		e.waiting.Add(-1)
-		return worker.ErrBusy
-	}
+	e.waiting.Add(1)
 	defer e.waiting.Add(-1)
 	select {
 	case e.slots <- struct{}{}:
