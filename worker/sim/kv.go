@@ -41,7 +41,7 @@ func (e *Engine) restore(ctx context.Context, ids []int32, p worker.Params) *kvS
 }
 
 // leastPrefill is the estimate of a prefill that takes no time.
-const leastPrefill = time.Second
+const leastPrefill = 10 * time.Second
 
 // keep decodes the newest token and lets the session copy what it wants.
 func (s *sequence) keep(last bool) {
