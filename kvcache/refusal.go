@@ -22,6 +22,8 @@ const (
 	ReasonKey
 	// ReasonCodec: encoded in a way that this reader does not know.
 	ReasonCodec
+	// ReasonKind: what lies in its place is no regular file, and was not opened.
+	ReasonKind
 
 	reasons // how many there are
 )
@@ -43,6 +45,8 @@ func (r Reason) String() string {
 		return "key"
 	case ReasonCodec:
 		return "codec"
+	case ReasonKind:
+		return "kind"
 	}
 	return fmt.Sprintf("reason %d", uint8(r))
 }

@@ -146,7 +146,7 @@ func BenchmarkLongest(b *testing.B) {
 			for b.Loop() {
 				if c.changed {
 					for _, f := range frames {
-						s.control.generation(f.Parent).Add(1)
+						s.control.changed(f.Parent)
 					}
 				}
 				m, err := s.Longest(context.Background(), kvcache.Query{Space: space, IDs: ids})

@@ -4,10 +4,13 @@ package dirstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -61,41 +64,48 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	s.settle(size, true)
 	// After the file is in place: a look-up that reads the folder in between
 	// remembers it under the old generation, and reads it again.
-	s.control.generation(f.Parent).Add(1)
+	s.control.changed(f.Parent)
 	s.count.puts.Add(1)
 	s.count.putBytes.Add(uint64(f.Total))
 	return nil
 }
 
-// Get implements kvcache.Store. The frame's bytes are the file's own pages.
+// Get implements kvcache.Store. The frame's bytes are a copy: a mapped file that somebody
+// cuts is a fault of the memory for whoever reads it, which may be an engine in C.
 func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer s.leave()
 	name := blockName(ref)
-	b, used, err := s.mapBlock(name)
+	b, st, err := s.readBlock(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A look-up that named it was wrong: it shall not name it again.
 		s.count.misses.Add(1)
 		s.index.forget(ref.Fingerprint, ref.Parent)
 		return nil, fmt.Errorf("block %s: %w", ref.Key, kvcache.ErrNotFound)
 	}
-	if err != nil {
-		return nil, s.failed(fmt.Errorf("get block %s: %w", ref.Key, err))
+	var f *kvcache.Frame
+	if err == nil {
+		f, err = kvcache.Decode(b, ref)
 	}
-	f, err := kvcache.Decode(b, ref)
 	if err != nil {
-		defer unmap(b)
-		s.refuseFile(ref, b, err)
-		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
+		size := int64(0)
+		if st != nil {
+			size = st.Size()
+		}
+		if !s.refuseFile(ref, b, size, err) {
+			_ = s.failed(err)
+		}
+		s.buffers.put(b)
+		return nil, fmt.Errorf("get block %s: %w", ref.Key, err)
 	}
-	if now := time.Now(); now.Sub(used) > useGrain {
+	if now := time.Now(); now.Sub(st.ModTime()) > useGrain {
 		_ = s.root.Chtimes(name, now, now) // a hint for eviction only
 	}
 	s.count.hits.Add(1)
 	s.count.hitBytes.Add(uint64(f.Total))
-	return kvcache.NewLent(f, func() { unmap(b) }, func(err error) {
+	return kvcache.NewLent(f, func() { s.buffers.put(b) }, func(err error) {
 		// A part is wrong: whoever comes next shall not try again.
 		s.refused(err)
 		if s.enter(context.Background()) == nil {
@@ -108,39 +118,73 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 // useGrain is how exactly the last use of a block is kept.
 const useGrain = time.Second
 
-// mapBlock maps a whole file and returns when it was last used.
-func (s *Store) mapBlock(name string) ([]byte, time.Time, error) {
-	// The mapping outlives the descriptor, and the name too.
-	file, err := s.root.OpenFile(name, os.O_RDONLY, 0)
+// readBlock reads a whole file. The bytes are from s.buffers; the FileInfo is nil where
+// there is no regular file.
+func (s *Store) readBlock(name string) ([]byte, fs.FileInfo, error) {
+	file, err := s.openRegular(name, os.O_RDONLY)
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, nil, err
 	}
 	defer file.Close()
 	st, err := file.Stat()
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, nil, err
 	}
-	if st.Size() == 0 || !st.Mode().IsRegular() {
-		return []byte{}, st.ModTime(), nil // refused as torn
+	// How long the frame is before room is made for it: a file can be made to say that
+	// it has any number of bytes.
+	var first [24]byte
+	n, err := file.ReadAt(first[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, st, err
 	}
-	b, err := mapFile(file, st.Size(), false)
-	return b, st.ModTime(), err
+	if _, err := kvcache.HeaderNeed(first[:n]); err != nil {
+		return nil, st, err
+	}
+	if binary.LittleEndian.Uint64(first[16:]) != uint64(st.Size()) || int64(int(st.Size())) != st.Size() {
+		return nil, st, &kvcache.Refusal{Reason: kvcache.ReasonTorn, Detail: "file and frame differ in length"}
+	}
+	b := s.buffers.get(int(st.Size()))
+	n, err = io.ReadFull(io.NewSectionReader(file, 0, st.Size()), b)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil // it was cut a moment ago, which shows
+	}
+	return b[:n], st, err
+}
+
+// buffers keeps memory for blocks between uses. Safe for concurrent use.
+type buffers struct{ pool sync.Pool }
+
+// get returns size bytes of any content.
+func (p *buffers) get(size int) []byte {
+	if b, ok := p.pool.Get().(*[]byte); ok && cap(*b) >= size {
+		return (*b)[:size]
+	}
+	return make([]byte, size)
+}
+
+// put takes bytes back that nobody uses any more.
+func (p *buffers) put(b []byte) {
+	if cap(b) > 0 {
+		p.pool.Put(&b)
+	}
 }
 
 // refuseFile counts the refusal of a block's file and removes the file unless it
-// is right and only the asker is not: then it has another tenant's root.
-func (s *Store) refuseFile(ref kvcache.Ref, b []byte, err error) {
+// is right and only the asker is not: then it has another tenant's root. It returns false
+// for an error that is no refusal.
+func (s *Store) refuseFile(ref kvcache.Ref, b []byte, size int64, err error) bool {
 	r, ok := s.refused(err)
 	if !ok {
-		return
+		return false
 	}
 	if r.Reason == kvcache.ReasonForeign {
 		h, err := kvcache.DecodeHeader(b)
 		if err == nil && h.Fingerprint == ref.Fingerprint && h.Parent == ref.Parent && h.Key == ref.Key {
-			return
+			return true
 		}
 	}
-	s.removeBlock(ref, int64(len(b)))
+	s.removeBlock(ref, size)
+	return true
 }
 
 // removeBlock removes a block's file and says whether it was this call that did.
@@ -148,8 +192,8 @@ func (s *Store) removeBlock(ref kvcache.Ref, size int64) bool {
 	if err := s.root.Remove(blockName(ref)); err != nil {
 		return false
 	}
-	s.control.used().Add(-room(size))
-	s.control.generation(ref.Parent).Add(1)
+	s.control.addUsed(-room(size))
+	s.control.changed(ref.Parent)
 	// The folder goes with its last file; this fails while there are others.
 	_ = s.root.Remove(childrenDir(ref.Fingerprint, ref.Parent))
 	return true
@@ -175,9 +219,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	}
 	s.index.forgetModel(f)
 	// Which folders there were is not worth finding out: everybody reads anew.
-	for i := range generations {
-		s.control.generationAt(i).Add(1)
-	}
+	s.control.changedAll()
 	if err := s.discard(trash); err != nil {
 		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
 	}

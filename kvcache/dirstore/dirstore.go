@@ -75,6 +75,7 @@ type Store struct {
 	index   index    // what this process remembers
 	count   counters // what it did
 	writer  writer   // its mark in the directory
+	buffers buffers
 	// pending is what this process has reserved and not yet written.
 	pending atomic.Int64
 
@@ -82,6 +83,8 @@ type Store struct {
 	// Close unmaps the control words.
 	life   sync.RWMutex
 	closed bool
+	// patience is how long Close waits for calls. It does not change.
+	patience time.Duration
 
 	// evicting lets one goroutine make room; the others find that it has.
 	evicting sync.Mutex
@@ -108,7 +111,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	s := &Store{cfg: cfg, dir: cfg.Dir, wake: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, dir: cfg.Dir, wake: make(chan struct{}, 1), patience: closeTime}
 	if err := s.open(); err != nil {
 		if s.writer.lock != nil {
 			s.writer.lock.Close()
@@ -183,8 +186,25 @@ func (s *Store) ours() error {
 	return nil
 }
 
-// Close implements kvcache.Store. Tails that are open can only be closed then.
+// closeTime bounds the wait for calls that hang in the file system.
+const closeTime = 5 * time.Second
+
+// Close implements kvcache.Store. Tails that are open can only be closed then. A call that
+// hangs in the file system is not waited for for ever: then the error says so, and what it
+// uses stays mapped.
 func (s *Store) Close() error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.close() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(s.patience):
+		return fmt.Errorf("close KV store %s: a call still waits for the file system after %v", s.dir, s.patience)
+	}
+}
+
+// close is Close, for as long as it takes.
+func (s *Store) close() error {
 	s.life.Lock()
 	if s.closed {
 		s.life.Unlock()
@@ -195,7 +215,7 @@ func (s *Store) Close() error {
 	// The goroutine may be in a call, so it is waited for without the lock.
 	s.stop()
 	s.done.Wait()
-	unmap(s.control.b)
+	s.control.shared.close()
 	s.retire()
 	return s.root.Close()
 }
@@ -205,7 +225,10 @@ func (s *Store) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s.life.RLock()
+	// It cannot be had only while Close waits for it, which may be long.
+	if !s.life.TryRLock() {
+		return kvcache.ErrClosed
+	}
 	if s.closed {
 		s.life.RUnlock()
 		return kvcache.ErrClosed

@@ -22,9 +22,14 @@
 // other as soon as it gets the lock. Nothing is synced: after a crash of the
 // machine shared memory is empty, and on a disk the checksums tell.
 //
-// A block's file never changes, so readers map it, and what is mapped stays
-// readable after the file is gone. Whoever truncates files in the directory
-// from outside kills the processes that read them.
+// A block's file never changes. Readers copy it: a mapped file that is cut from outside,
+// or whose disk fails, is a fault of the memory for whoever reads it, and an engine in C
+// does not survive that. The few words that are mapped are read with such faults turned
+// into errors; a control file that was cut is made whole by the next process that uses it.
+//
+// What is no regular file is refused before it is read, by reason: to open a FIFO would
+// wait for its other end. A call that waits for a file system all the same, such as one
+// whose server is away, waits as long as that: a caller that cannot must not wait for it.
 //
 // # Index
 //

@@ -190,7 +190,7 @@ func (s *Store) use(ref kvcache.Ref, c *child, now time.Time) {
 func (s *Store) children(model kvcache.Fingerprint, parent kvcache.Key, now time.Time) ([]*child, error) {
 	at := folder{model, parent}
 	// Before the folder is read: what changes meanwhile makes it old at once.
-	generation := s.control.generation(parent).Load()
+	generation := s.control.generation(parent)
 	s.index.mu.RLock()
 	old := s.index.folders[at]
 	s.index.mu.RUnlock()
@@ -281,7 +281,12 @@ func (s *Store) list(at folder, old *listing) ([]*child, error) {
 // that can be used.
 func (s *Store) readChild(at folder, key kvcache.Key) *child {
 	ref := kvcache.Ref{Space: kvcache.Space{Fingerprint: at.model}, Parent: at.parent, Key: key}
-	file, err := s.root.OpenFile(blockName(ref), os.O_RDONLY, 0)
+	file, err := s.openRegular(blockName(ref), os.O_RDONLY)
+	if _, refused := errors.AsType[*kvcache.Refusal](err); refused {
+		s.refused(err)
+		s.removeBlock(ref, 0)
+		return nil
+	}
 	if err != nil {
 		return nil // evicted meanwhile
 	}

@@ -43,14 +43,14 @@ func (s *Store) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	if err != nil {
 		return s.failed(fmt.Errorf("label model %s: %w", f, err))
 	}
-	s.control.used().Add(room(int64(len(text))))
+	s.control.addUsed(room(int64(len(text))))
 	return file.Close()
 }
 
 // label reads a model's label; one that is missing or no JSON is empty.
 func (s *Store) label(f kvcache.Fingerprint) (l kvcache.Label) {
-	text, err := s.root.ReadFile(modelDir(f) + "/" + labelName)
-	if err != nil || len(text) > mostLabel || json.Unmarshal(text, &l) != nil {
+	text, err := s.readFile(modelDir(f)+"/"+labelName, mostLabel)
+	if err != nil || json.Unmarshal(text, &l) != nil {
 		return kvcache.Label{}
 	}
 	return l

@@ -3,34 +3,62 @@
 package dirstore
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// mapFile maps the first size bytes of a file, shared. Size is at least 1, and
-// the file must be as long: a read behind its end would kill the process.
-func mapFile(f *os.File, size int64, write bool) ([]byte, error) {
-	prot := unix.PROT_READ
-	if write {
-		prot |= unix.PROT_WRITE
-	}
-	// An address space of 32 bits cannot map every file.
-	if size < 1 || int64(int(size)) != size {
-		return nil, fmt.Errorf("map %d bytes of %s", size, f.Name())
-	}
-	b, err := unix.Mmap(int(f.Fd()), 0, int(size), prot, unix.MAP_SHARED)
+// words are the words of a small file that other processes have mapped too. The file may
+// be cut from outside at any time, after which a read behind its end is a fault of the
+// memory: with panics those become errors, and without them the end of the process. So
+// they are reached through with alone.
+type words struct{ b []byte }
+
+// errFault says that mapped memory could not be reached: its file has become shorter, or
+// its disk or file system failed.
+var errFault = errors.New("the mapped file has become shorter or cannot be read")
+
+// mapWords maps the first size bytes of a file, shared. Size is at least 1.
+func mapWords(f *os.File, size int) (words, error) {
+	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map %s: %w", f.Name(), err)
+		return words{}, fmt.Errorf("map %s: %w", f.Name(), err)
 	}
-	return b, nil
+	return words{b}, nil
 }
 
-// unmap gives a mapping back. It cannot fail for what mapFile returned.
-func unmap(b []byte) { _ = unix.Munmap(b) }
+// close gives the mapping back. It may be called twice.
+func (w *words) close() {
+	if w.b != nil {
+		_ = unix.Munmap(w.b) // cannot fail for what Mmap returned
+		w.b = nil
+	}
+}
+
+// with lets f reach the words. It returns errFault when they could not be.
+func (w words) with(f func(b []byte)) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			// A fault elsewhere is a fault of the program.
+			if begin := uintptr(unsafe.Pointer(unsafe.SliceData(w.b))); p.Addr() < begin || p.Addr() >= begin+uintptr(len(w.b)) {
+				panic(p)
+			}
+			err = errFault
+		default:
+			panic(p)
+		}
+	}()
+	f(w.b)
+	return nil
+}
 
 // word64 returns the 8-byte word at a multiple of 8 in a mapping, which other
 // processes may change at any time.

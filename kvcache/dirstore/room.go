@@ -18,8 +18,7 @@ import (
 // settle must follow.
 func (s *Store) reserve(ctx context.Context, n int64) error {
 	s.pending.Add(n)
-	used := s.control.used()
-	if used.Add(n) <= s.cfg.Limit {
+	if s.control.addUsed(n) <= s.cfg.Limit {
 		return nil
 	}
 	// What can never fit shall not push everything else out first.
@@ -29,7 +28,7 @@ func (s *Store) reserve(ctx context.Context, n int64) error {
 			return s.failed(fmt.Errorf("make room: %w", err))
 		}
 	}
-	if used.Load() > s.cfg.Limit {
+	if s.control.used() > s.cfg.Limit {
 		s.settle(n, false)
 		s.count.full.Add(1)
 		return kvcache.ErrFull
@@ -40,7 +39,7 @@ func (s *Store) reserve(ctx context.Context, n int64) error {
 // settle ends a reservation: the file is there, or its room is free again.
 func (s *Store) settle(n int64, written bool) {
 	if !written {
-		s.control.used().Add(-n)
+		s.control.addUsed(-n)
 	}
 	s.pending.Add(-n)
 }
@@ -54,8 +53,7 @@ func (s *Store) low() int64 { return s.cfg.Limit - s.cfg.Limit/8 }
 func (s *Store) evict(ctx context.Context) error {
 	s.evicting.Lock()
 	defer s.evicting.Unlock()
-	used := s.control.used()
-	if used.Load() <= s.low() {
+	if s.control.used() <= s.low() {
 		return nil // somebody else has
 	}
 	// The walk also corrects the count, so the loop ends when there really is
@@ -65,7 +63,7 @@ func (s *Store) evict(ctx context.Context) error {
 		return err
 	}
 	for _, b := range slices.Backward(inv.keepOrder()) {
-		if used.Load() <= s.low() || ctx.Err() != nil {
+		if s.control.used() <= s.low() || ctx.Err() != nil {
 			break
 		}
 		if s.removeBlock(b.ref, b.size) {
@@ -102,7 +100,7 @@ type stock struct {
 // takeStock walks the directory and corrects the count of bytes.
 func (s *Store) takeStock() (*inventory, error) {
 	// Corrected by the difference, not set: others go on counting meanwhile.
-	before := s.control.used().Load()
+	before := s.control.used()
 	inv := &inventory{blocks: map[kvcache.Key]*stock{}}
 	own := writersDir + "/" + s.writer.id + "."
 	total := int64(0)
@@ -128,7 +126,7 @@ func (s *Store) takeStock() (*inventory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take stock: %w", err)
 	}
-	s.control.used().Add(total + s.pending.Load() - before)
+	s.control.addUsed(total + s.pending.Load() - before)
 	return inv, nil
 }
 

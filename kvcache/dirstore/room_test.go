@@ -170,7 +170,7 @@ func TestCountIsRight(t *testing.T) {
 	// Whatever went wrong before, a sweep mends it.
 	for _, wrong := range []int64{-1 << 40, 1 << 40} {
 		there := a.Stats().Used
-		a.control.used().Add(wrong)
+		a.control.addUsed(wrong)
 		if err := b.Sweep(ctx, time.Now()); err != nil {
 			t.Fatal(err)
 		}

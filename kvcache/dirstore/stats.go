@@ -3,6 +3,7 @@
 package dirstore
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 
@@ -38,10 +39,9 @@ func (s *Store) Stats() kvcache.Stats {
 	for i := range st.Refused {
 		st.Refused[i] = c.refused[i].Load()
 	}
-	s.life.RLock()
-	defer s.life.RUnlock()
-	if !s.closed {
-		st.Used = s.control.used().Load()
+	if s.enter(context.Background()) == nil {
+		defer s.leave()
+		st.Used = s.control.used()
 	}
 	return st
 }

@@ -153,7 +153,7 @@ func (s *Store) lookAtBlock(path string, f kvcache.Fingerprint, whole bool) (h k
 	if err1 != nil || err2 != nil {
 		return h, &kvcache.Refusal{Reason: kvcache.ReasonMagic, Detail: "no block has such a name"}
 	}
-	file, err := s.root.OpenFile(path, os.O_RDONLY, 0)
+	file, err := s.openRegular(path, os.O_RDONLY)
 	if err != nil {
 		return h, err
 	}
@@ -166,11 +166,11 @@ func (s *Store) lookAtBlock(path string, f kvcache.Fingerprint, whole bool) (h k
 	if err != nil || !whole {
 		return h, err
 	}
-	b, _, err := s.mapBlock(path)
+	b, _, err := s.readBlock(path)
 	if err != nil {
 		return h, err
 	}
-	defer unmap(b)
+	defer s.buffers.put(b)
 	frame, err := kvcache.Decode(b, ref)
 	if err == nil {
 		err = frame.Verify()
@@ -187,7 +187,7 @@ func (s *Store) lookAtTail(path string, f kvcache.Fingerprint, whole bool) error
 	if err != nil || !whole {
 		return err
 	}
-	b, err := s.root.ReadFile(path)
+	b, err := s.readFile(path, s.cfg.Limit)
 	if err != nil {
 		return err
 	}
@@ -220,9 +220,9 @@ func (s *Store) Remove(ctx context.Context, e Entry) error {
 	} else if err != nil {
 		return s.failed(fmt.Errorf("remove: %w", err))
 	}
-	s.control.used().Add(-room(e.Size))
+	s.control.addUsed(-room(e.Size))
 	if parent, err := kvcache.ParseKey(parts[3]); err == nil && !e.Tail {
-		s.control.generation(parent).Add(1)
+		s.control.changed(parent)
 		_ = s.root.Remove(strings.TrimSuffix(e.Path, "/"+parts[4])) // fails while it has others
 	}
 	return nil
@@ -259,7 +259,7 @@ func (s *Store) removeEmpty(dir string) {
 		}
 	}
 	if st, err := s.root.Lstat(dir + "/" + labelName); err == nil && s.root.Remove(dir+"/"+labelName) == nil {
-		s.control.used().Add(-room(st.Size()))
+		s.control.addUsed(-room(st.Size()))
 	}
 	_ = s.root.Remove(dir)
 }

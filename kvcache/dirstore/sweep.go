@@ -80,6 +80,7 @@ func (s *Store) Sweep(ctx context.Context, now time.Time) error {
 		return err
 	}
 	defer s.leave()
+	s.control.rejoin()
 	return errors.Join(s.sweepWriters(), s.sweepTails(now), s.recount())
 }
 
@@ -125,7 +126,7 @@ func (s *Store) sweepWriters() error {
 // dead says whether a process is gone, and returns its lock, held.
 func (s *Store) dead(id string) (*os.File, bool) {
 	name := writersDir + "/" + id + ".lock"
-	f, err := s.root.OpenFile(name, os.O_RDWR, 0)
+	f, err := s.openRegular(name, os.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, true
 	}

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -68,7 +67,7 @@ type tail struct {
 	dir  string           // the stream's folder
 
 	// fence is the mapped word of the stream, nil after Close.
-	fence []byte
+	fence words
 	// file is the current one, and seq its number.
 	file *os.File
 	seq  int
@@ -89,25 +88,24 @@ func (t *tail) open() (again bool, err error) {
 	// The fence goes up before there is a file: from here on lower attempts are
 	// refused, even if this one gets no further.
 	want := uint64(t.spec.Attempt) + 1
-	for word := t.word(); ; {
-		have := word.Load()
-		if have == dropped {
-			// Whoever dropped it may have died before it removed the folder.
-			return true, errors.Join(errors.New("the stream is being dropped"), t.s.removeTails(t.dir))
+	var have uint64
+	err = t.fence.with(func(b []byte) {
+		word := word64(b, 0)
+		for have = word.Load(); have <= want && !word.CompareAndSwap(have, want); have = word.Load() {
 		}
-		if have > want {
-			return false, kvcache.ErrStale
-		}
-		if word.CompareAndSwap(have, want) {
-			break
-		}
+	})
+	switch {
+	case err != nil:
+		return false, err
+	case have == dropped:
+		// Whoever dropped it may have died before it removed the folder.
+		return true, errors.Join(errors.New("the stream is being dropped"), t.s.removeTails(t.dir))
+	case have > want:
+		return false, kvcache.ErrStale
 	}
 	err = t.begin(t.spec)
 	return errors.Is(err, fs.ErrNotExist), err
 }
-
-// word is the mapped fence.
-func (t *tail) word() *atomic.Uint64 { return word64(t.fence, 0) }
 
 // begin makes a new file and appends to it from now on.
 func (t *tail) begin(spec kvcache.TailSpec) error {
@@ -120,7 +118,7 @@ func (t *tail) begin(spec kvcache.TailSpec) error {
 		if err != nil {
 			return err
 		}
-		t.s.control.used().Add(room(tailHeaderLen))
+		t.s.control.addUsed(room(tailHeaderLen))
 		if t.file != nil {
 			t.file.Close()
 		}
@@ -136,7 +134,11 @@ func (t *tail) check() error {
 	}
 	// A load from memory that is shared with whoever opens a higher attempt: this
 	// is all that an append pays for the fence.
-	if t.word().Load() != uint64(t.spec.Attempt)+1 {
+	var have uint64
+	if err := t.fence.with(func(b []byte) { have = word64(b, 0).Load() }); err != nil {
+		return t.s.failed(fmt.Errorf("fence of the stream: %w", err))
+	}
+	if have != uint64(t.spec.Attempt)+1 {
 		t.s.count.stale.Add(1)
 		return kvcache.ErrStale
 	}
@@ -162,12 +164,12 @@ func (t *tail) Append(r kvcache.Range) error {
 	// Tails do not evict, because the token that is being generated would wait
 	// for it. Near the limit they have it done, at the limit they do without.
 	grown := room(end) - room(t.end)
-	used := t.s.control.used().Add(grown)
+	used := t.s.control.addUsed(grown)
 	if used > t.s.cfg.Limit-t.s.cfg.Limit/16 {
 		t.s.roomIsShort()
 	}
 	if used > t.s.cfg.Limit {
-		t.s.control.used().Add(-grown)
+		t.s.control.addUsed(-grown)
 		t.s.count.full.Add(1)
 		return kvcache.ErrFull
 	}
@@ -194,7 +196,7 @@ func (t *tail) fits(r kvcache.Range) error {
 
 // failed takes back an append that the file system refused.
 func (t *tail) failed(grown int64, err error) error {
-	t.s.control.used().Add(-grown)
+	t.s.control.addUsed(-grown)
 	return t.s.failed(fmt.Errorf("append to tail: %w", err))
 }
 
@@ -247,7 +249,7 @@ func (t *tail) removeOlder() {
 		}
 		path := t.dir + "/" + name
 		if st, err := t.s.root.Lstat(path); err == nil && t.s.root.Remove(path) == nil {
-			t.s.control.used().Add(-room(st.Size()))
+			t.s.control.addUsed(-room(st.Size()))
 		}
 	}
 }
@@ -261,10 +263,7 @@ func (t *tail) Close() error {
 
 // free gives up what the tail holds of the process.
 func (t *tail) free() {
-	if t.fence != nil {
-		unmap(t.fence)
-		t.fence = nil
-	}
+	t.fence.close()
 	if t.file != nil {
 		t.file.Close()
 		t.file = nil
@@ -308,13 +307,13 @@ func (s *Store) removeTails(dir string) error {
 			size += room(st.Size())
 		}
 	}
-	s.control.used().Add(-size)
+	s.control.addUsed(-size)
 	return s.discard(trash)
 }
 
 // overtake makes the writers of a stream stale.
 func (s *Store) overtake(dir string) {
-	f, err := s.root.OpenFile(dir+"/"+fenceName, os.O_RDWR, 0)
+	f, err := s.openRegular(dir+"/"+fenceName, os.O_RDWR)
 	if err != nil {
 		return // no writer
 	}
@@ -322,9 +321,9 @@ func (s *Store) overtake(dir string) {
 	if st, err := f.Stat(); err != nil || st.Size() < fenceSize {
 		return
 	}
-	if b, err := mapFile(f, fenceSize, true); err == nil {
-		word64(b, 0).Store(dropped)
-		unmap(b)
+	if w, err := mapWords(f, fenceSize); err == nil {
+		_ = w.with(func(b []byte) { word64(b, 0).Store(dropped) }) // writers of a fence that is cut fail by themselves
+		w.close()
 	}
 }
 

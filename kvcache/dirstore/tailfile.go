@@ -146,7 +146,7 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 // readTail reads the valid part of one tail file.
 func (s *Store) readTail(name string, want kvcache.TailSpec) (kvcache.Tail, error) {
 	// Copied rather than mapped: the writer may be at work on the last page.
-	b, err := s.root.ReadFile(name)
+	b, err := s.readFile(name, s.cfg.Limit)
 	if err != nil {
 		return kvcache.Tail{}, err
 	}
@@ -195,7 +195,7 @@ func (s *Store) countEnd(end error) {
 
 // readTailHeader reads the header of a tail file alone.
 func (s *Store) readTailHeader(name string) (parsedTail, error) {
-	f, err := s.root.OpenFile(name, os.O_RDONLY, 0)
+	f, err := s.openRegular(name, os.O_RDONLY)
 	if err != nil {
 		return parsedTail{}, err
 	}
