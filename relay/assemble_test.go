@@ -3,6 +3,7 @@ package relay
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -27,14 +28,14 @@ func TestAssembleChoices(t *testing.T) {
 		t.Fatalf("%s, %v", raw, err)
 	}
 	for i, ch := range c.Choices {
-		want := ""
+		var want strings.Builder
 		for round := range 20 {
 			if i <= round%8 {
-				want += fmt.Sprintf("%d.", round)
+				want.WriteString(fmt.Sprintf("%d.", round))
 			}
 		}
-		if ch.Index != i || ch.Text != want {
-			t.Errorf("choice %d: %q, want %q", i, ch.Text, want)
+		if ch.Index != i || ch.Text != want.String() {
+			t.Errorf("choice %d: %q, want %q", i, ch.Text, want.String())
 		}
 	}
 }

@@ -47,8 +47,10 @@ func TestOrder(t *testing.T) {
 		"tail before head":   {make: func(p *Policy) { add(p, 0, 3, 0); add(p, 3, 2, 0) }, want: []ID{2, 1, 0, 4, 3}},
 		"used goes last":     {make: func(p *Policy) { add(p, 0, 1, 0); add(p, 1, 1, 0); p.Use(0) }, want: []ID{1, 0}},
 		"dead version first": {make: func(p *Policy) { add(p, 0, 2, 0); add(p, 2, 2, 1); p.Use(3); p.SetDead(1, true) }, want: []ID{3, 2, 1, 0}},
-		"back to life": {make: func(p *Policy) { add(p, 0, 1, 0); add(p, 1, 1, 1); p.SetDead(1, true); p.SetDead(1, false) },
-			want: []ID{0, 1}},
+		"back to life": {
+			make: func(p *Policy) { add(p, 0, 1, 0); add(p, 1, 1, 1); p.SetDead(1, true); p.SetDead(1, false) },
+			want: []ID{0, 1},
+		},
 		"over quota first": {cfg: Config{Quota: 2}, make: func(p *Policy) {
 			add(p, 0, 2, 0)
 			add(p, 2, 4, 1)
@@ -91,7 +93,7 @@ func TestGhost(t *testing.T) {
 	}
 	wantOrder(t, p, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0)
 	// It is not remembered for ever.
-	for id := ID(0); id < 3*leastGhosts; id++ {
+	for id := range ID(3 * leastGhosts) {
 		add(p, id, 1, 0)
 		p.Evict(id)
 	}

@@ -60,14 +60,18 @@ func (h *host) command(name string, args ...string) *exec.Cmd {
 // troubles are what can happen to the host's line: it is down, and everything sent is
 // lost in silence; or it is slow and loses packets, where the kernel has netem.
 func (h *host) troubles(t *testing.T) [2]trouble {
-	down := trouble{"line down",
+	down := trouble{
+		"line down",
 		func() error { return ip("link", "set", h.dev, "down") },
-		func() error { return ip("link", "set", h.dev, "up") }}
-	slow := trouble{"line slow and lossy",
+		func() error { return ip("link", "set", h.dev, "up") },
+	}
+	slow := trouble{
+		"line slow and lossy",
 		func() error {
 			return run("tc", "qdisc", "add", "dev", h.dev, "root", "netem", "delay", "100ms", "20ms", "loss", "1%")
 		},
-		func() error { return run("tc", "qdisc", "del", "dev", h.dev, "root") }}
+		func() error { return run("tc", "qdisc", "del", "dev", h.dev, "root") },
+	}
 	if err := slow.begin(); err != nil {
 		t.Logf("the line is never slow and lossy, it is down instead: %v", err)
 		return [2]trouble{down, down}
