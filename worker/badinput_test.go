@@ -80,8 +80,8 @@ func TestBadInput(t *testing.T) {
 		{"text part without text", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text"}]}]}`, 400, "messages[0].content[1].text", ""},
 		{"text part of null", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":null}]}]}`, 400, "messages[0].content[0].text", ""},
 		{"text part of a number", chatPath, `{"model":"sim","messages":[{"role":"user","content":[{"type":"text","text":5}]}]}`, 400, "messages[0].content[0].text", ""},
-		{"instruction of the wrong type", textPath, `{"model":"sim","sim":{"ttft_ms":"x"},"prompt":"x"}`, 400, "sim", ""},
-		{"unknown instruction", textPath, `{"model":"sim","sim":{"explode":1},"prompt":"x"}`, 400, "sim", ""},
+		{"instruction of the wrong type", textPath, `{"model":"sim","sim":{"ttft_ms":"x"},"prompt":"x"}`, 400, "sim.ttft_ms", ""},
+		{"unknown instruction", textPath, `{"model":"sim","sim":{"explode":1},"prompt":"x"}`, 400, "sim.explode", ""},
 		{"body too large", textPath, `{"model":"sim","prompt":"` + strings.Repeat("x", 1<<16) + `"}`, 413, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -42,6 +42,19 @@ func (g *generation) constrain(req *openai.Request) error {
 	return g.follow(text, "response_format")
 }
 
+// follows checks that the delivered tokens of a choice keep to its grammar: the engine
+// could not go on from others.
+func (g *generation) follows(c *choice, ids []int32) error {
+	e, ok := g.engine.(Constrainer)
+	if !ok || c.params.Grammar == "" || c.over() {
+		return nil
+	}
+	if ok, err := e.Follow(c.params, ids); err != nil || ok {
+		return err
+	}
+	return openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': the tokens of choice %d break the grammar of the request.", c.index)
+}
+
 // follow gives every choice a grammar that the field param asked for.
 func (g *generation) follow(text, param string) error {
 	c, ok := g.engine.(Constrainer)

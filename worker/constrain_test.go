@@ -3,11 +3,15 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sim"
 )
@@ -24,6 +28,14 @@ func (g *grammarian) Constrain(text string) error {
 		return errors.New("too much of a good thing")
 	}
 	return nil
+}
+
+// Follow implements worker.Constrainer: an x breaks every grammar.
+func (g *grammarian) Follow(p worker.Params, ids []int32) (bool, error) {
+	if slices.Contains(ids, 'y') {
+		return false, errors.New("out of order")
+	}
+	return p.Grammar != "" && !slices.Contains(ids, 'x'), nil
 }
 
 func (g *grammarian) Generate(ctx context.Context, ids []int32, p worker.Params) iter.Seq2[worker.Token, error] {
@@ -65,6 +77,28 @@ func TestResponseFormatReachesTheEngine(t *testing.T) {
 		got := decode[apiError](t, r.post(t, "/v1/chat/completions", ask+`,"response_format":{"type":"json_schema","json_schema":`+body+`}}`), 400)
 		if got.param() != param {
 			t.Errorf("%s: param %q, want %q", body, got.param(), param)
+		}
+	}
+}
+
+// TestResumeBreaksTheGrammar: delivered tokens that no grammar allows are a 400 before
+// anything is sent, and an engine that cannot say is no client's fault.
+func TestResumeBreaksTheGrammar(t *testing.T) {
+	e := &grammarian{Engine: newSim(t, sim.Config{})}
+	r := &running{engine: e.Engine}
+	r.run(t, worker.Config{Open: opener(e), RelaySecret: secret})
+	<-r.Changed()
+	for text, status := range map[string]int{"ab": http.StatusOK, "ax": http.StatusBadRequest, "ay": http.StatusInternalServerError} {
+		body := fmt.Sprintf(`{"model":"sim","prompt":"a","n":2,"max_tokens":4,"stream":true,"response_format":{"type":"json_object"},"kvmesh":{"resume":{"stream":"s","attempt":2,"choices":[
+			{"index":0,"token_ids":[97],"text_bytes":1},{"index":1,"token_ids":[%d,%d],"text_bytes":2}]}}}`, text[0], text[1])
+		resp := r.do(t, http.MethodPost, textPath, body, names.Relay, secret)
+		if resp.StatusCode != status {
+			t.Errorf("%s: status %d, want %d", text, resp.StatusCode, status)
+		}
+		if status == http.StatusBadRequest {
+			if e := decode[apiError](t, resp, status); e.param() != "kvmesh.resume" || !strings.Contains(e.Error.Message, "choice 1") {
+				t.Errorf("%s: %+v", text, e)
+			}
 		}
 	}
 }

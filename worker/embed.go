@@ -62,6 +62,9 @@ func (s *Server) embed(ctx context.Context, e Engine, body []byte) (any, error) 
 		if inputs[i], err = e.Tokenize(tokens, i); err != nil {
 			return nil, renamed(err, "prompt", "input")
 		}
+		if len(inputs[i]) == 0 {
+			return nil, openai.Invalid("input", "Invalid 'input': text %d holds no token.", i)
+		}
 		out.Usage.PromptTokens += len(inputs[i])
 	}
 	out.Usage.TotalTokens = out.Usage.PromptTokens

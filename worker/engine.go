@@ -17,7 +17,8 @@ type Engine interface {
 	Model() Model
 	// Tokenize turns a request's prompt (or chat messages, through the model's
 	// template) into the ids to be prefilled, including BOS where the model
-	// wants it. Errors are *openai.Error of the request's fault, or the engine's.
+	// wants it; an empty text may have none. Errors are *openai.Error of the request's
+	// fault, or the engine's.
 	Tokenize(req *openai.Request, prompt int) ([]int32, error)
 	// Generate prefills ids and yields one Token per step until it yields one
 	// with Finish set, an error, or the consumer stops. Leaving the loop, or the
@@ -75,6 +76,8 @@ type Decoder interface {
 type Constrainer interface {
 	// Constrain says why the engine cannot follow a grammar in GBNF; nil if it can.
 	Constrain(grammar string) error
+	// Follow reports whether ids, with which a choice of p begins, keep to its grammar.
+	Follow(p Params, ids []int32) (ok bool, err error)
 }
 
 // Embedder is the optional ability of an engine to turn a text into a vector.

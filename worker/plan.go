@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"maps"
 	mathrand "math/rand/v2"
 	"net/http"
 	"slices"
@@ -146,6 +147,9 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 		return nil, openai.Invalid("n", "Invalid value for 'n': %d prompts with %d choices each are %d choices, at most %d are allowed.",
 			g.prompts, req.N, n, mostChoices)
 	}
+	if bad := beyond(req, e.Model()); bad != nil {
+		return nil, bad
+	}
 	for i := range g.prompts {
 		if err := g.addPrompt(req, prompts, i); err != nil {
 			return nil, err
@@ -159,6 +163,20 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 	}
 	g.enter()
 	return g, nil
+}
+
+// beyond refuses what Parse lets pass for other servers, and this one cannot do: as
+// vLLM does, text behind the answer and a bias of tokens that the model does not have.
+func beyond(req *openai.Request, m Model) *openai.Error {
+	if req.Endpoint == openai.Completions && len(req.Raw("suffix")) > len(`""`) {
+		return openai.Invalid("suffix", "'suffix' is not supported: the model writes behind a prompt only.")
+	}
+	for _, id := range slices.Sorted(maps.Keys(req.LogitBias)) {
+		if int(id) >= m.Vocab {
+			return openai.Invalid("logit_bias", "Invalid 'logit_bias': token id %d is outside the vocabulary of %d.", id, m.Vocab)
+		}
+	}
+	return nil
 }
 
 // addPrompt tokenizes prompt i and adds its choices.

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
 	"net/http"
 	"slices"
@@ -99,8 +98,8 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*Forwarded, *ope
 			return nil, openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
 		}
 		var field meshField
-		if err := json.Unmarshal(raw, &field); err != nil {
-			return nil, openai.Invalid(openai.ReservedField, "Invalid '%s': %v.", openai.ReservedField, err)
+		if bad := openai.DecodeObject(raw, openai.ReservedField, &field); bad != nil {
+			return nil, bad
 		}
 		f.TokenIDs = field.TokenIDs
 		if r := field.Resume; r != nil {

@@ -109,8 +109,8 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 		if !from.relay {
 			return openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
 		}
-		if err := json.Unmarshal(raw, &field); err != nil {
-			return openai.Invalid(openai.ReservedField, "Invalid '%s': %v.", openai.ReservedField, err)
+		if bad := openai.DecodeObject(raw, openai.ReservedField, &field); bad != nil {
+			return bad
 		}
 	}
 	priority, err := from.rank(req)
@@ -196,6 +196,9 @@ func (g *generation) resume(rc resumedChoice) error {
 	}
 	c.begun = len(rc.TokenIDs) > 0 || rc.TextBytes > 0
 	text := c.replay(engine, rc.TokenIDs)
+	if err := g.follows(c, rc.TokenIDs); err != nil {
+		return err
+	}
 	if rc.Text != "" && !strings.HasPrefix(rc.Text, string(text)) {
 		return openai.Invalid(param, "Invalid '%s': the model spells the text of choice %d in another way.", param, rc.Index)
 	}

@@ -21,6 +21,9 @@ func (s *Server) tokenize(_ context.Context, e Engine, body []byte) (any, error)
 	if err != nil {
 		return nil, err
 	}
+	if ids == nil {
+		ids = []int32{} // an empty text is an empty list
+	}
 	out := openai.Tokenized{Count: len(ids), MaxModelLen: e.Model().ContextLen, Tokens: ids}
 	if !req.Strings {
 		return out, nil
@@ -29,6 +32,7 @@ func (s *Server) tokenize(_ context.Context, e Engine, body []byte) (any, error)
 	if !ok {
 		return nil, openai.Invalid("return_token_strs", "'return_token_strs' is not supported by this engine.")
 	}
+	out.Strings = make([]string, 0, len(ids))
 	for i := range ids {
 		out.Strings = append(out.Strings, tokenName(d.Decode(ids[i:i+1])))
 	}

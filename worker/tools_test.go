@@ -34,6 +34,8 @@ func (s *scripted) Model() worker.Model {
 
 func (s *scripted) Constrain(string) error { return nil }
 
+func (s *scripted) Follow(worker.Params, []int32) (bool, error) { return true, nil }
+
 func (s *scripted) TokenBytes(id int32) []byte {
 	at := int(id) * s.piece
 	return []byte(s.script[min(at, len(s.script)):min(at+s.piece, len(s.script))])

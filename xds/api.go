@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -128,26 +127,14 @@ func (cp *ControlPlane) register(w http.ResponseWriter, r *http.Request) {
 // know is refused, because it is more often a typing error than a later version of
 // the worker: a control plane is updated before its workers.
 func decodeRegistration(body io.Reader, reg *fleet.Registration) *openai.Error {
-	dec := json.NewDecoder(body)
-	dec.DisallowUnknownFields()
-	err := dec.Decode(reg)
-	if err == nil {
-		if _, err = dec.Token(); err == nil || !errors.Is(err, io.EOF) {
-			return openai.Errorf(http.StatusBadRequest, "The registration has data after the JSON object.")
-		}
-		return nil
-	}
-	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && e.Field != "" {
-		return openai.Invalid(e.Field, "Invalid type for '%s': got a %s.", e.Field, e.Value)
-	}
-	if _, field, ok := strings.Cut(err.Error(), "unknown field "); ok {
-		name := strings.Trim(field, `"`)
-		return openai.Invalid(name, "Unknown field '%s'.", name)
-	}
+	raw, err := io.ReadAll(body)
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return openai.Errorf(http.StatusRequestEntityTooLarge, "The registration is too large: at most %d bytes are accepted.", maxRegistration)
 	}
-	return openai.Errorf(http.StatusBadRequest, "The registration is no JSON object.")
+	if err != nil {
+		return openai.Errorf(http.StatusBadRequest, "The registration could not be read to its end.")
+	}
+	return openai.DecodeStrict(raw, "", reg)
 }
 
 // Register takes a worker's registration or its renewal, as the HTTP API does.

@@ -238,8 +238,8 @@ func TestRegistrationsAreStrict(t *testing.T) {
 		good + `}{}`:                   "data after",
 		good + `,"adress":"x"}`:        "Unknown field 'adress'",
 		good + `,"pid":"seven"}`:       "Invalid type for 'pid'",
-		`[]`:                           "no JSON object",
-		good:                           "no JSON object",
+		`[]`:                           "must be an object",
+		good:                           "it is no JSON",
 		`{"id":"w0","incarnation":-1}`: "Invalid type for 'incarnation'",
 	} {
 		code, got := p.call("PUT", "/v1/workers/w0", json.RawMessage(body))

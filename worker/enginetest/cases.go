@@ -37,9 +37,16 @@ func (s *suite) tokenizesPrompts() {
 	if len(first) == 0 || len(second) == 0 || slices.Equal(first, second) {
 		s.Errorf("prompts give %v and %v, want two different lists", first, second)
 	}
-	again, err := s.e.Tokenize(s.request(openai.Completions, fmt.Sprintf(`{"model":"m","prompt":%s}`, list(first))), 0)
-	if err != nil || !slices.Equal(again, first) {
-		s.Errorf("ids as a prompt give %v, %v; want them as they are: %v", again, err, first)
+	again, err3 := s.e.Tokenize(s.request(openai.Completions, fmt.Sprintf(`{"model":"m","prompt":%s}`, list(first))), 0)
+	if err3 != nil || !slices.Equal(again, first) {
+		s.Errorf("ids as a prompt give %v, %v; want them as they are: %v", again, err3, first)
+	}
+	empty, err := openai.ParseTokenize([]byte(`{"prompt":"","add_special_tokens":false}`))
+	if err != nil {
+		s.Fatal(err)
+	}
+	if got, err := s.e.Tokenize(empty.Request, 0); err != nil || len(got) != 0 {
+		s.Errorf("an empty text gives %v, %v; want no tokens", got, err)
 	}
 	for _, odd := range []string{`a\u0000b`, `\ud83d\ude00 \u200d`, `<|im_end|></s><eos>`, ` `} {
 		if _, err := s.e.Tokenize(s.request(openai.Completions, `{"model":"m","prompt":"x`+odd+`"}`), 0); err != nil {

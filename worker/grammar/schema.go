@@ -75,7 +75,20 @@ func (n node) invalid(keyword, format string, args ...any) *openai.Error {
 	if keyword != "" {
 		param += "." + keyword
 	}
+	param = brief(param)
 	return openai.Invalid(param, "Invalid schema for '%s': %s.", param, fmt.Sprintf(format, args...))
+}
+
+// longestPath bounds a place in messages, in bytes.
+const longestPath = 100
+
+// brief leaves out the middle of a long place: the names in it are the client's.
+func brief(param string) string {
+	if len(param) <= longestPath {
+		return param
+	}
+	const half = longestPath/2 - 2
+	return strings.ToValidUTF8(param[:half], "") + "…" + strings.ToValidUTF8(param[len(param)-half:], "")
 }
 
 // annotations are keywords that say nothing about the value.
@@ -247,7 +260,7 @@ func (c *converter) ref(n node, raw []byte) (string, *openai.Error) {
 		return "", n.invalid("$ref", "other keywords beside a reference are not supported")
 	}
 	if slices.Contains(c.chain, pointer) {
-		return "", n.invalid("$ref", "%q refers to itself", pointer)
+		return "", n.invalid("$ref", "%.80q refers to itself", pointer)
 	}
 	if name, ok := c.refs[pointer]; ok {
 		return name, nil
@@ -265,7 +278,7 @@ func (c *converter) ref(n node, raw []byte) (string, *openai.Error) {
 		return "", err
 	}
 	if body == name {
-		return "", n.invalid("$ref", "%q refers to itself", pointer)
+		return "", n.invalid("$ref", "%.80q refers to itself", pointer)
 	}
 	c.define(name, body)
 	return name, nil

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -220,11 +221,36 @@ func TestRefusedWithPlace(t *testing.T) {
 		`{"$ref":"#"}`:                                                    "p.$ref",
 		`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`: "p.$defs.b.$ref",
 		`{"$defs":{"a":{}},"$ref":"#/$defs/a","type":"string"}`:                            "p.$ref",
-		deep: "p" + strings.Repeat(".items", 32),
+		deep: brief("p" + strings.Repeat(".items", 32)),
 	} {
 		if text, err := FromSchema([]byte(schema), "p", false); err == nil || err.Status != 400 || err.Param != param {
 			t.Errorf("%.80s: %v (param %v), want param %q; grammar %.60q", schema, err, paramOf(err), param, text)
 		}
+	}
+}
+
+// TestPlacesAreShort: what the client has named is echoed up to a length, in the message
+// and in the param; `true` is any value.
+func TestPlacesAreShort(t *testing.T) {
+	name := strings.Repeat("é", 3000)
+	for _, schema := range []string{
+		`{"properties":{"` + name + `":{"oneOf":[]}}}`,
+		`{"properties":{"` + name + `":{"type":"` + name + `"}}}`,
+		`{"` + name + `":1}`,
+		`{"required":["` + name + `"],"additionalProperties":false}`,
+		`{"$defs":{"` + name + `":{"$ref":"#/$defs/` + name + `"}},"$ref":"#/$defs/` + name + `"}`,
+		`{"$ref":"#/` + name + `"}`,
+		`{"type":"string","format":"` + name + `"}`,
+		`{"type":"string","pattern":"(?=` + name + `)"}`,
+		`{"type":"string","pattern":"(` + name + `"}`,
+	} {
+		_, err := FromSchema([]byte(schema), "response_format.json_schema.schema", false)
+		if err == nil || len(err.Param) > 104 || len(err.Message) > 500 || !utf8.ValidString(err.Message+err.Param) {
+			t.Errorf("%.60s: param of %d bytes, message of %d: %v", schema, len(paramOf(err)), len(err.Message), err)
+		}
+	}
+	if text, err := FromSchema([]byte(`true`), "p", false); err != nil || !strings.Contains(text, "root ::= value") {
+		t.Errorf("true: %v, %s", err, text)
 	}
 }
 

@@ -182,7 +182,7 @@ func (c *converter) text(n node) (string, *openai.Error) {
 		}
 		content, err := matching(pattern)
 		if err != nil {
-			return "", n.invalid(keyword, "%v", err)
+			return "", n.invalid(keyword, "%.200s", err)
 		}
 		return c.Rule(`"\"" ` + content + ` "\""`), nil
 	}

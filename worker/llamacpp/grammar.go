@@ -30,6 +30,20 @@ func (e *Engine) Constrain(grammar string) error {
 	return nil
 }
 
+// Follow implements worker.Constrainer.
+func (e *Engine) Follow(p worker.Params, ids []int32) (bool, error) {
+	c, err := e.grammar(p.Grammar)
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	err = sampling.New(p).Constrain(e.keep(c, p.GrammarLate), ids)
+	if errors.Is(err, sampling.ErrOutside) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // grammar compiles a grammar, which refers to the model's vocabulary.
 func (e *Engine) grammar(text string) (sampling.Constraint, error) {
 	g, ok := e.text.(grammars)

@@ -72,6 +72,11 @@ func TestGrammarHoldsAndIsFreed(t *testing.T) {
 	if _, err := text([]int32{'x', 'a', 'a', 'a'}, p); !errors.Is(err, sampling.ErrOutside) {
 		t.Errorf("delivered tokens outside the grammar: %v", err)
 	}
+	for text, want := range map[string]bool{"": true, "a": true, "ab": true, "aa": false, "b": false, "abx": false} {
+		if ok, err := e.Follow(p, bytesOf(text)); err != nil || ok != want {
+			t.Errorf("Follow(%q) is %v, %v; want %v", text, ok, err, want)
+		}
+	}
 	p.Delivered = 0
 	for range e.Generate(t.Context(), []int32{'x'}, p) {
 		break
@@ -97,6 +102,9 @@ func TestGrammarHoldsAndIsFreed(t *testing.T) {
 		t.Error("a grammar with NUL passed")
 	}
 	p.Grammar = "bad"
+	if _, err := e.Follow(p, nil); err == nil {
+		t.Error("a bad grammar was followed")
+	}
 	if _, err := text([]int32{'x'}, p); err == nil {
 		t.Error("a bad grammar generated")
 	}
@@ -107,6 +115,12 @@ func TestGrammarHoldsAndIsFreed(t *testing.T) {
 	if err := e.Constrain("any"); !errors.Is(err, errNoGrammar) {
 		t.Errorf("without grammars: %v", err)
 	}
+}
+
+// bytesOf is a text as the bytes that bytesTokenizer makes of it.
+func bytesOf(text string) []int32 {
+	ids, _ := bytesTokenizer{}.Tokenize(text, false) // never fails
+	return ids
 }
 
 // realSchemas are followed by the real model.

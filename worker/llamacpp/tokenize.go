@@ -69,9 +69,6 @@ func (e *Engine) tokenize(param, text string, bos bool) ([]int32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: %w", err)
 	}
-	if len(ids) == 0 {
-		return nil, openai.Invalid(param, "The prompt has no tokens.")
-	}
 	if len(ids) >= e.cfg.ContextLen {
 		return nil, openai.ContextTooLong(param, len(ids), e.cfg.ContextLen)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker"
 )
 
@@ -18,6 +19,10 @@ func (e *Engine) Generate(ctx context.Context, ids []int32, p worker.Params) ite
 		in, bad := parseInstructions(p.Sim)
 		if bad != nil {
 			yield(worker.Token{}, bad)
+			return
+		}
+		if len(ids) == 0 {
+			yield(worker.Token{}, openai.Invalid("prompt", "Invalid 'prompt': it holds no token."))
 			return
 		}
 		if _, err := e.fits(ids, "prompt"); err != nil {

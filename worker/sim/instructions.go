@@ -1,13 +1,9 @@
 package sim
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -41,8 +37,8 @@ func parseInstructions(raw []byte) (Instructions, *openai.Error) {
 	if len(raw) == 0 {
 		return in, nil
 	}
-	if err := decodeStrict(raw, &in); err != nil {
-		return in, openai.Invalid("sim", "Invalid 'sim': %v.", err)
+	if bad := openai.DecodeStrict(raw, "sim", &in); bad != nil {
+		return in, bad
 	}
 	for _, n := range []*int{in.Max, in.StallAt, in.CutAt, in.ErrorAt, in.TruncateAt, in.Malformed, in.WrongAt} {
 		if n != nil && *n < 0 {
@@ -58,35 +54,6 @@ func parseInstructions(raw []byte) (Instructions, *openai.Error) {
 		return in, openai.Invalid("sim", "Invalid 'sim': status %d is outside 400 to 599.", *s)
 	}
 	return in, nil
-}
-
-// article puts "a" or "an" before what encoding/json calls a value: "string",
-// "number 1.5", "bool".
-func article(kind string) string {
-	kind = strings.Replace(kind, "bool", "boolean", 1)
-	if strings.HasPrefix(kind, "array") || strings.HasPrefix(kind, "object") {
-		return "an " + kind
-	}
-	return "a " + kind
-}
-
-// decodeStrict decodes one JSON object and refuses unknown fields.
-func decodeStrict(raw []byte, into any) error {
-	if raw = bytes.TrimSpace(raw); len(raw) == 0 || raw[0] != '{' {
-		return errors.New("expected an object")
-	}
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			return fmt.Errorf("%q cannot be %s", wrong.Field, article(wrong.Value))
-		}
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("data after the object")
-	}
-	return nil
 }
 
 // Fault implements worker.Faulter.
@@ -130,8 +97,8 @@ func (e *Engine) Handler() http.Handler {
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
 		case http.MethodPost:
-			if err := e.change(http.MaxBytesReader(w, r.Body, 1<<16)); err != nil {
-				openai.Errorf(http.StatusBadRequest, "Invalid simulator settings: %v.", err).Write(w)
+			if bad := e.change(http.MaxBytesReader(w, r.Body, 1<<16)); bad != nil {
+				bad.Write(w)
 				return
 			}
 		default:
@@ -148,14 +115,14 @@ func (e *Engine) Handler() http.Handler {
 }
 
 // change applies the body of a POST, all of it or, when a part is wrong, nothing.
-func (e *Engine) change(body io.Reader) error {
+func (e *Engine) change(body io.Reader) *openai.Error {
 	raw, err := io.ReadAll(body)
 	if err != nil {
-		return err
+		return openai.Errorf(http.StatusBadRequest, "The settings could not be read to their end, or are larger than 64 KiB.")
 	}
 	var s settings
-	if err := decodeStrict(raw, &s); err != nil {
-		return err
+	if bad := openai.DecodeStrict(raw, "", &s); bad != nil {
+		return bad
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -176,7 +143,7 @@ func (e *Engine) change(body io.Reader) error {
 		}
 		*f.to = nil
 		if err := json.Unmarshal(f.raw, f.to); err != nil || (*f.to != nil && (**f.to < 0 || **f.to > 1e9)) {
-			return errors.New(f.name + ": expected a number from 0 to 1e9, or null")
+			return openai.Invalid(f.name, "Invalid value for '%s': expected a number from 0 to 1e9, or null.", f.name)
 		}
 	}
 	e.over = next

@@ -144,9 +144,6 @@ func (e *Engine) tokenizeChat(req *openai.Request) ([]int32, error) {
 
 // fits refuses what cannot be prefilled; param is the field that is to blame.
 func (e *Engine) fits(ids []int32, param string) ([]int32, error) {
-	if len(ids) == 0 {
-		return nil, openai.Invalid(param, "Invalid '%s': it holds no token.", param)
-	}
 	if len(ids) >= e.cfg.ContextLen {
 		return nil, openai.ContextTooLong(param, len(ids), e.cfg.ContextLen)
 	}

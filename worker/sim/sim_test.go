@@ -313,7 +313,7 @@ func TestInstructionsAreStrict(t *testing.T) {
 	for _, raw := range []string{`{"cut":1}`, `{"cut_at":-1}`, `{"status":200}`, `{"ttft_ms":"1"}`, `{"itl_ms":-5}`, `[]`, `7`, `null`} {
 		_, err := e.Fault(&openai.Request{Sim: []byte(raw)}, 0)
 		var e *openai.Error
-		if !errors.As(err, &e) || e.Status != http.StatusBadRequest || e.Param != "sim" {
+		if !errors.As(err, &e) || e.Status != http.StatusBadRequest || !strings.HasPrefix(e.Param, "sim") {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
