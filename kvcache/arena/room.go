@@ -93,6 +93,24 @@ func (s *Store) evictLocked(now time.Time, parent kvcache.Key) bool {
 	return true
 }
 
+// MakeRoom evicts until an eighth of the arena is free, or nothing more may go.
+func (s *Store) MakeRoom(ctx context.Context) error {
+	for {
+		if err := s.enter(ctx); err != nil {
+			return err
+		}
+		enough := int64(s.room.used)*grain <= s.cfg.Limit-s.cfg.Limit/8 || !s.evictLocked(time.Now(), kvcache.Key{})
+		var err error
+		if enough {
+			err = s.failed(s.log.flush())
+		}
+		s.mu.Unlock()
+		if enough {
+			return err
+		}
+	}
+}
+
 // model is what is known of one fingerprint.
 type model struct {
 	label  kvcache.Label

@@ -23,6 +23,9 @@ type TailWriter struct {
 // No is the tail's number. It outlives the process, and is given once per arena.
 func (w *TailWriter) No() uint64 { return w.no }
 
+// Next is the position of the token that the next range begins with.
+func (w *TailWriter) Next() int { return w.next }
+
 // Writer returns a writer of a tail that was opened before, in this process or one
 // before it, that goes on at position next. What the tail has from there on was not
 // acknowledged to whoever asks, and is cut off. ErrStale says that the tail is gone or

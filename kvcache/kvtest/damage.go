@@ -72,9 +72,7 @@ func lookUpDamaged(t *testing.T, h Harness, frames []*kvcache.Frame) {
 	if h.Shared || h.Lasting {
 		s := h.open(t, dir, plenty)
 		put(t, s, frames...)
-		if h.Lasting {
-			s.Close()
-		}
+		s.Close()
 		if err := h.Tamper(dir, frames[1].Ref, func(b []byte) []byte { b[180]++; return b }); err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,57 @@
+// Package kvnode lets the processes of a host share one arena: the node owns it, and
+// workers are clients over a Unix socket of mode 0600. What they read does not go
+// through the socket: the node says where a block lies, and they read it in place, as
+// package arena has it. What they write does, so that nobody but the node can write to
+// the arena. Unix only.
+//
+// A node that is killed takes nothing with it: its successor has the same content, and
+// what clients were reading they go on reading. Until it is there every call fails at
+// once, which callers take for a miss.
+//
+// # Protocol
+//
+// A client sends a request and waits for its answer; it opens several connections to do
+// several things at once. All integers are little-endian. A request is
+//
+//	 0  4  magic "KVN1"
+//	 4  1  operation
+//	 5  3  0
+//	 8  4  length of the body, at most 32 MiB
+//	12  4  length of the data behind it
+//	16  …  body, and data
+//
+// and an answer
+//
+//	 0  4  magic "KVN1"
+//	 4  1  status
+//	 5  3  0
+//	 8  4  length of the body
+//	12  4  0
+//	16  …  body
+//
+// The statuses are 0 done, 1 not found, 2 stale, 3 full, 4 gap, 5 closed, 6 refused (the
+// body is a reason, 1 byte, and text), 7 failed (the body is text). In the bodies below a
+// space is fingerprint:32 root:32, and a ref is a space, parent:32 and key:32.
+//
+//	 1 hello     →  JSON: where the arena is, and its identity
+//	 2 longest   space from:32 first:8 ids:4…  →  common:4, and for each block, the partial
+//	             one last if common is not 0: parent:32 key:32 first:8 tokens:4 size:8
+//	 3 get       ref reader:8 slot:4 ticket:8  →  identity:16 offset:8 size:8
+//	 4 put       ref size:8  →  1 if the frame is wanted, else 0. After 1 the client sends
+//	             the frame and nothing else, and gets a second answer.
+//	 5 refused   ref: the client has found it to be wrong
+//	 6 drop      fingerprint:32
+//	 7 label     fingerprint:32, and JSON
+//	 8 open      space parent:32 choice:4 attempt:8 first:8, and the stream's id  →  tail:8
+//	 9 append    tail:8 first:8 codec:1 ids:4…, and the state as data
+//	10 rotate    tail:8 next:8 parent:32 first:8  →  tail:8
+//	11 read      space choice:4, and the stream's id  →  for each tail attempt:8 parent:32
+//	             first:8 ranges:4, and for each range ids:4 bytes:4 id:4… and the bytes
+//	12 forget    space, and the stream's id
+//	13 stats     →  JSON
+//	14 models    →  JSON
+//	15 room      makes an eighth of the arena free  →  nothing
+//
+// Every operation may be repeated. An append says where its sender knows the tail to end:
+// what the node has behind that place was never acknowledged, and is replaced.
+package kvnode

@@ -1,0 +1,226 @@
+//go:build unix
+
+package kvnode
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/arena"
+)
+
+// errShort says that an answer is not what its operation gives.
+var errShort = errors.New("the KV node gives an answer that cannot be read")
+
+// Put implements kvcache.Store. The frame goes through the socket into the arena.
+func (c *Client) Put(ctx context.Context, f *kvcache.Frame) error {
+	if int64(len(f.Bytes())) != f.Total {
+		return kvcache.ErrClosed // it was lent and given back
+	}
+	dup := false
+	err := c.ask(ctx, opPut, func(b []byte) []byte { return appendU64(appendRef(b, f.Ref), int(f.Total)) },
+		func(cn *conn, body cursor) error {
+			want := body.take(1)
+			if want == nil {
+				return errShort
+			}
+			if dup = want[0] == 0; dup {
+				return nil
+			}
+			return c.sendFrame(ctx, cn, f.Bytes())
+		})
+	switch {
+	case err != nil:
+		return fmt.Errorf("put block %s: %w", f.Key, err)
+	case dup:
+		c.count.duplicates.Add(1)
+	default:
+		c.count.puts.Add(1)
+		c.count.putBytes.Add(uint64(f.Total))
+	}
+	return nil
+}
+
+// sendFrame sends the frame that the node waits for, and reads its answer.
+func (c *Client) sendFrame(ctx context.Context, cn *conn, frame []byte) error {
+	stop := context.AfterFunc(ctx, func() { _ = cn.c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err := cn.c.Write(frame)
+	if err == nil {
+		_, err = cn.receive()
+	}
+	if err != nil && !told(err) {
+		err = c.late(ctx, err)
+	}
+	return err
+}
+
+// Longest implements kvcache.Store.
+func (c *Client) Longest(ctx context.Context, q kvcache.Query) (m kvcache.Match, err error) {
+	c.count.lookups.Add(1)
+	err = c.ask(ctx, opLongest,
+		func(b []byte) []byte {
+			return appendIDs(appendU64(append(appendSpace(b, q.Space), q.From[:]...), q.First), q.IDs)
+		},
+		func(_ *conn, body cursor) error {
+			if m = body.match(q.Space); body.bad {
+				m = kvcache.Match{}
+				return errShort
+			}
+			return nil
+		})
+	if err != nil {
+		return m, fmt.Errorf("look up: %w", err)
+	}
+	c.count.lookupTokens.Add(uint64(m.Tokens() + m.Common))
+	return m, nil
+}
+
+// Get implements kvcache.Store. The frame's bytes are the arena's own.
+func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	slot, ticket, err := c.reader.Ask()
+	if err != nil {
+		return nil, c.counted(err)
+	}
+	name, err := hex.DecodeString(c.reader.Name())
+	if err != nil {
+		return nil, err // of this module's own making
+	}
+	loan := arena.Loan{Slot: slot}
+	err = c.ask(ctx, opGet,
+		func(b []byte) []byte {
+			return appendU64(appendU32(append(appendRef(b, ref), name...), slot), int(ticket))
+		},
+		func(cn *conn, body cursor) error {
+			loan.Data = cn.hello.Data
+			copy(loan.ID[:], body.take(len(loan.ID)))
+			if loan.At, loan.Size = int64(body.u64()), int64(body.u64()); body.bad {
+				return errShort
+			}
+			return nil
+		})
+	if err != nil {
+		c.reader.Abandon(slot)
+		if errors.Is(err, kvcache.ErrNotFound) {
+			c.count.misses.Add(1)
+		}
+		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
+	}
+	l, err := c.reader.Take(loan, ref, func(err error) { c.refused(ref, err) })
+	if err != nil {
+		return nil, c.counted(err)
+	}
+	c.count.hits.Add(1)
+	c.count.hitBytes.Add(uint64(loan.Size))
+	return l, nil
+}
+
+// refuseTime bounds how long a reader waits for the node to hear of a wrong block.
+const refuseTime = time.Second
+
+// refused tells the node of a block whose bytes are wrong: it looks itself, and counts.
+func (c *Client) refused(ref kvcache.Ref, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), refuseTime)
+	defer cancel()
+	// If it does not hear of it, the next reader finds it as well.
+	if c.ask(ctx, opRefused, func(b []byte) []byte { return appendRef(b, ref) }, nil) != nil {
+		if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
+			c.count.refused[r.Reason].Add(1)
+		}
+	}
+}
+
+// Drop implements kvcache.Store.
+func (c *Client) Drop(ctx context.Context, f kvcache.Fingerprint) error {
+	return c.ask(ctx, opDrop, func(b []byte) []byte { return append(b, f[:]...) }, nil)
+}
+
+// Label implements kvcache.Labeled.
+func (c *Client) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	text, err := json.Marshal(l)
+	if err != nil {
+		return fmt.Errorf("label model %s: %w", f, err)
+	}
+	return c.ask(ctx, opLabel, func(b []byte) []byte { return append(append(b, f[:]...), text...) }, nil)
+}
+
+// Models lists what the node has.
+func (c *Client) Models(ctx context.Context) (models []arena.Model, err error) {
+	err = c.ask(ctx, opModels, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.rest(), &models) })
+	return models, err
+}
+
+// MakeRoom has the node make an eighth of the arena free.
+func (c *Client) MakeRoom(ctx context.Context) error { return c.ask(ctx, opRoom, nil, nil) }
+
+// NodeStats are the counters of the node, of all its clients together.
+func (c *Client) NodeStats(ctx context.Context) (st kvcache.Stats, err error) {
+	err = c.ask(ctx, opStats, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.rest(), &st) })
+	return st, err
+}
+
+// counters are this client's, by the names of kvcache.Stats.
+type counters struct {
+	puts, putBytes, duplicates atomic.Uint64
+	hits, misses, hitBytes     atomic.Uint64
+	lookups, lookupTokens      atomic.Uint64
+	appends, appendBytes       atomic.Uint64
+	stale, full, late, failed  atomic.Uint64
+	// refused are those that the node did not hear of.
+	refused [len(kvcache.Stats{}.Refused)]atomic.Uint64
+}
+
+// counted counts an error by what it is, and returns it.
+func (c *Client) counted(err error) error {
+	_, refused := errors.AsType[*kvcache.Refusal](err) // the node has counted it
+	switch {
+	case err == nil, refused, errors.Is(err, kvcache.ErrNotFound), errors.Is(err, kvcache.ErrGap), errors.Is(err, kvcache.ErrClosed),
+		errors.Is(err, context.Canceled):
+	case errors.Is(err, kvcache.ErrStale):
+		c.count.stale.Add(1)
+	case errors.Is(err, kvcache.ErrFull):
+		c.count.full.Add(1)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errDown):
+		c.count.late.Add(1)
+	default:
+		c.count.failed.Add(1)
+	}
+	return err
+}
+
+// statsTime bounds how long the node is asked for its counters.
+const statsTime = time.Second
+
+// Stats implements kvcache.Counted. What the node alone knows (room, evictions, refusals)
+// is of all its clients, since it started; while it is away it is what it said last.
+func (c *Client) Stats() kvcache.Stats {
+	ctx, cancel := context.WithTimeout(context.Background(), statsTime)
+	defer cancel()
+	node, err := c.NodeStats(ctx)
+	c.mu.Lock()
+	if err == nil {
+		c.last = node
+	}
+	node = c.last
+	c.mu.Unlock()
+	n := &c.count
+	st := kvcache.Stats{
+		Puts: n.puts.Load(), PutBytes: n.putBytes.Load(), Duplicates: n.duplicates.Load(),
+		Hits: n.hits.Load(), Misses: n.misses.Load(), HitBytes: n.hitBytes.Load(),
+		Lookups: n.lookups.Load(), LookupTokens: n.lookupTokens.Load(),
+		Appends: n.appends.Load(), AppendBytes: n.appendBytes.Load(),
+		Stale: n.stale.Load(), Full: n.full.Load(), Late: n.late.Load(), Failed: n.failed.Load(),
+		Evictions: node.Evictions, EvictedBytes: node.EvictedBytes, Expired: node.Expired, Swept: node.Swept,
+		Used: node.Used, Limit: node.Limit,
+	}
+	for i := range st.Refused {
+		st.Refused[i] = node.Refused[i] + n.refused[i].Load()
+	}
+	return st
+}

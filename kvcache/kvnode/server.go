@@ -1,0 +1,386 @@
+//go:build unix
+
+package kvnode
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/arena"
+)
+
+// SocketName is the socket's name in the node's directory.
+const SocketName = "node.sock"
+
+const (
+	// mostConns is how many connections are served at once.
+	mostConns = 1024
+	// stall is how long a client may take to send what it has announced, or to take
+	// an answer.
+	stall = 30 * time.Second
+)
+
+// Listen opens the socket of the node in dir, which must own the arena there: a socket
+// that is left is a dead node's.
+func Listen(dir string) (net.Listener, error) {
+	name := filepath.Join(dir, SocketName)
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen on %s: %w", name, err)
+	}
+	l, err := net.Listen("unix", name)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(name, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Server serves an arena to the processes of its host.
+type Server struct {
+	store *arena.Store
+	log   *slog.Logger
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	done  sync.WaitGroup
+}
+
+// NewServer makes a server of an arena, which the caller closes after Serve has ended.
+// A nil log is silent.
+func NewServer(store *arena.Store, log *slog.Logger) *Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Server{store: store, log: log, conns: map[net.Conn]bool{}}
+}
+
+// Serve serves until ctx ends, closes l and all connections, and waits for them. The
+// error is nil when ctx has ended.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			l.Close()
+			s.end()
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept: %w", err)
+		}
+		if !s.begin(c) {
+			c.Close()
+			s.log.Warn("KV node: too many connections", "most", mostConns)
+			continue
+		}
+		s.done.Go(func() {
+			defer s.forget(c)
+			p := &peer{s: s, c: c, r: bufio.NewReaderSize(c, 64<<10), writers: map[uint64]*arena.TailWriter{}}
+			if err := p.serve(ctx); !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+				s.log.Info("KV node: connection ended", "err", err)
+			}
+		})
+	}
+}
+
+// begin notes a connection, if it is not one too many.
+func (s *Server) begin(c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.conns) >= mostConns {
+		return false
+	}
+	s.conns[c] = true
+	return true
+}
+
+// forget closes a connection.
+func (s *Server) forget(c net.Conn) {
+	c.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// end closes all connections and waits for them.
+func (s *Server) end() {
+	s.mu.Lock()
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.done.Wait()
+}
+
+// peer is one connection of a client.
+type peer struct {
+	s *Server
+	c net.Conn
+	r *bufio.Reader
+
+	head [headLen]byte
+	body []byte // the last request's, kept for its memory
+	data []byte // likewise
+	out  []byte // the answer
+	ids  []int32
+	// writers are of tails that were appended to here.
+	writers map[uint64]*arena.TailWriter
+}
+
+// serve answers requests until the connection ends, and says why it did.
+func (p *peer) serve(ctx context.Context) error {
+	for {
+		if err := p.c.SetDeadline(time.Time{}); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(p.r, p.head[:]); err != nil {
+			return err
+		}
+		h, err := parseHead(p.head[:], mostBody)
+		if err != nil {
+			return err
+		}
+		if err := p.c.SetDeadline(time.Now().Add(stall)); err != nil {
+			return err
+		}
+		if p.body, err = readBody(p.r, h.body, p.body); err != nil {
+			return err
+		}
+		if p.data, err = readBody(p.r, h.data, p.data); err != nil {
+			return err
+		}
+		if err := p.answer(ctx, op(h.what), cursor{b: p.body}); err != nil {
+			return err
+		}
+		// Room for an unusual request is not kept.
+		if cap(p.body) > 1<<20 {
+			p.body = nil
+		}
+		if cap(p.data) > 4<<20 {
+			p.data = nil
+		}
+	}
+}
+
+// reply sends an answer.
+func (p *peer) reply(err error, body []byte) error {
+	what, text := statusOf(err)
+	if what != statusDone {
+		body = text
+	}
+	p.out = append(p.out[:0], make([]byte, headLen)...)
+	head{what: uint8(what), body: uint32(len(body))}.put(p.out)
+	p.out = append(p.out, body...)
+	_, werr := p.c.Write(p.out)
+	if cap(p.out) > 4<<20 {
+		p.out = nil
+	}
+	return werr
+}
+
+// errBad is the answer to a body that is not what its operation wants.
+var errBad = errors.New("bad request")
+
+// answer does one operation. An error ends the connection.
+func (p *peer) answer(ctx context.Context, what op, c cursor) error {
+	switch what {
+	case opPut:
+		return p.put(ctx, c)
+	case opAppend:
+		return p.reply(p.append(ctx, c), nil)
+	}
+	body, err := p.do(ctx, what, &c)
+	if c.bad {
+		body, err = nil, errBad
+	}
+	return p.reply(err, body)
+}
+
+// do does an operation that has no data.
+func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err error) {
+	st := p.s.store
+	switch what {
+	case opLongest:
+		q := c.query()
+		if c.bad {
+			return nil, errBad
+		}
+		m, err := st.Longest(ctx, q)
+		return appendMatch(nil, m), err
+	case opGet:
+		return p.get(ctx, c)
+	case opOpen, opRotate, opRead, opForget:
+		return p.tail(ctx, what, c)
+	case opRefused:
+		if ref := c.ref(); !c.bad {
+			err = st.Refused(ctx, ref)
+		}
+	case opDrop:
+		if f := kvcache.Fingerprint(c.key()); !c.bad {
+			err = st.Drop(ctx, f)
+		}
+	case opLabel:
+		var l kvcache.Label
+		f := kvcache.Fingerprint(c.key())
+		if err = json.Unmarshal(c.rest(), &l); err == nil && !c.bad {
+			err = st.Label(ctx, f, l)
+		}
+	case opHello:
+		return json.Marshal(hello{Data: st.Data(), ID: st.ID()})
+	case opStats:
+		return json.Marshal(st.Stats())
+	case opModels:
+		models, err := st.Models(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(models)
+	case opRoom:
+		err = st.MakeRoom(ctx)
+	default:
+		err = fmt.Errorf("operation %d is not known", what)
+	}
+	return nil, err
+}
+
+// hello is what a client must know to read.
+type hello struct {
+	Data string   `json:"data"`
+	ID   [16]byte `json:"id"`
+}
+
+// get lends a block.
+func (p *peer) get(ctx context.Context, c *cursor) ([]byte, error) {
+	ref, reader, slot, ticket := c.ref(), c.take(8), c.u32(), c.u64()
+	if c.bad {
+		return nil, errBad
+	}
+	at, size, err := p.s.store.Lend(ctx, fmt.Sprintf("%x", reader), slot, arena.Ticket(ticket), ref)
+	if err != nil {
+		return nil, err
+	}
+	id := p.s.store.ID()
+	return appendU64(appendU64(id[:], int(at)), int(size)), nil
+}
+
+// put takes a frame in: first whether it is wanted, then the frame, straight into the
+// arena.
+func (p *peer) put(ctx context.Context, c cursor) error {
+	ref, size := c.ref(), c.u64()
+	if c.bad {
+		return p.reply(errBad, nil)
+	}
+	r, err := p.s.store.Reserve(ctx, ref, int64(size))
+	if err != nil || r == nil {
+		return p.reply(err, []byte{0})
+	}
+	defer r.Cancel()
+	if err := p.reply(nil, []byte{1}); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(p.r, r.Bytes()); err != nil {
+		return err
+	}
+	return p.reply(r.Commit(), nil)
+}
+
+// append appends to a tail at the place that the client knows.
+func (p *peer) append(ctx context.Context, c cursor) error {
+	no, r := uint64(c.u64()), kvcache.Range{First: c.u64()}
+	if b := c.take(1); b != nil {
+		r.Codec = kvcache.Codec(b[0])
+	}
+	p.ids = c.ids(len(c.b)/4, p.ids)
+	r.IDs, r.Data = p.ids, p.data
+	if c.bad || len(c.b) != 0 {
+		return errBad
+	}
+	w := p.writers[no]
+	if w == nil || w.Next() != r.First {
+		return p.appendAnew(ctx, no, r)
+	}
+	err := w.Append(r)
+	if errors.Is(err, kvcache.ErrGap) {
+		return p.appendAnew(ctx, no, r) // somebody went on elsewhere
+	}
+	return err
+}
+
+// appendAnew appends with a writer that begins where the client is.
+func (p *peer) appendAnew(ctx context.Context, no uint64, r kvcache.Range) error {
+	w, err := p.writer(ctx, no, r.First)
+	if err != nil {
+		return err
+	}
+	return w.Append(r)
+}
+
+// mostWriters bounds the writers that a connection remembers.
+const mostWriters = 1024
+
+// writer returns a writer of a tail at a position.
+func (p *peer) writer(ctx context.Context, no uint64, next int) (*arena.TailWriter, error) {
+	w, err := p.s.store.Writer(ctx, no, next)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.writers) >= mostWriters {
+		clear(p.writers)
+	}
+	p.writers[no] = w
+	return w, nil
+}
+
+// tail does the operations of tails but for append.
+func (p *peer) tail(ctx context.Context, what op, c *cursor) ([]byte, error) {
+	st := p.s.store
+	switch what {
+	case opOpen:
+		spec := c.spec()
+		if c.bad {
+			return nil, errBad
+		}
+		w, err := st.OpenTail(ctx, spec)
+		if err != nil {
+			return nil, err
+		}
+		return appendU64(nil, int(w.(*arena.TailWriter).No())), nil
+	case opRotate:
+		no, next, parent, first := uint64(c.u64()), c.u64(), c.key(), c.u64()
+		if c.bad {
+			return nil, errBad
+		}
+		w, err := p.writer(ctx, no, next)
+		if err == nil {
+			err = w.Rotate(parent, first)
+		}
+		if err != nil {
+			return nil, err
+		}
+		delete(p.writers, no)
+		p.writers[w.No()] = w
+		return appendU64(nil, int(w.No())), nil
+	case opRead:
+		space, choice := c.space(), c.u32()
+		tails, err := st.ReadTail(ctx, space, string(c.rest()), choice)
+		return appendTails(nil, tails), err
+	default:
+		return nil, st.DropTail(ctx, c.space(), string(c.rest()))
+	}
+}
