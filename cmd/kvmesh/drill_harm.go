@@ -140,6 +140,14 @@ func (h *harm) corrupt(w fleet.WorkerView) error {
 	if h.d.mesh.KVDir == "" {
 		return withHint(errors.New("where the workers keep their KV is not known"), "run the drill in the folder of `kvmesh up`, with Mesh.spec.kv.dir not off")
 	}
+	if isKVNode(h.d.mesh.KVDir) {
+		n, err := spoilArena(filepath.Join(h.d.mesh.KVDir, "arena"))
+		if err != nil {
+			return fmt.Errorf("spoil the KV node's memory: %w", err)
+		}
+		h.d.note("the KV node's memory spoiled at %d places; kill -9 %d (%s)", n, w.PID, w.ID)
+		return h.signal(w, syscall.SIGKILL)
+	}
 	n := 0
 	err := filepath.WalkDir(h.d.mesh.KVDir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -155,6 +163,35 @@ func (h *harm) corrupt(w fleet.WorkerView) error {
 	}
 	h.d.note("%d files of KV spoiled; kill -9 %d (%s)", n, w.PID, w.ID)
 	return h.signal(w, syscall.SIGKILL)
+}
+
+// spoilEvery is the distance of the bytes that spoilArena changes: shorter than a block.
+const spoilEvery = 16 << 10
+
+// spoilArena changes one byte of every few thousand in the memory of a KV node, but for
+// its header, and says how many.
+func spoilArena(path string) (n int, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	var b [1]byte
+	for at := int64(spoilEvery / 2); at < info.Size(); at += spoilEvery {
+		if _, err := f.ReadAt(b[:], at); err != nil {
+			return n, err
+		}
+		b[0] ^= 0x55
+		if _, err := f.WriteAt(b[:], at); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
 }
 
 // flip changes one byte in the middle of a file.

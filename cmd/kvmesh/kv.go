@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
+	"github.com/kvmesh/kvmesh/kvcache/kvnode"
 )
 
 func kvCommand(e *env) *cobra.Command {
@@ -22,7 +23,8 @@ func kvCommand(e *env) *cobra.Command {
 		Use:   "kv",
 		Short: "The KV that workers keep: list, check, drop",
 		Long: `The KV store of a host is a directory that its workers share. These commands
-open it beside them, while they run or not, and need no control plane.`,
+open it beside them, while they run or not, and need no control plane. Where a KV node
+keeps it, ls, invalidate and gc ask the node.`,
 		Example: `  kvmesh kv ls
   kvmesh kv verify
   kvmesh kv invalidate --model gemma-3-270m`,
@@ -44,30 +46,113 @@ type kvStore struct {
 	tailTTL     time.Duration
 }
 
-// open opens the store and says whether the result is wanted as JSON. Nothing is made
-// where there is no store.
+// find says which directory is meant, and whether the result is wanted as JSON.
+func (o *kvStore) find() (js bool, err error) {
+	if js, err = asJSON(o.output); err != nil || o.dir != "" {
+		return js, err
+	}
+	last, err := lastUp(".")
+	if err != nil {
+		return js, withHint(err, "name the directory with --kv-dir, as the workers have it")
+	}
+	if o.dir = last.KVDir; o.dir == "" {
+		return js, withHint(errors.New("the mesh of this folder keeps no KV"), "Mesh.spec.kv.dir may be off, or no worker is local; or name a directory with --kv-dir")
+	}
+	return js, nil
+}
+
+// open opens a store whose files can be looked at.
 func (o *kvStore) open() (s *dirstore.Store, js bool, err error) {
-	if js, err = asJSON(o.output); err != nil {
+	if js, err = o.find(); err != nil {
 		return nil, js, err
 	}
-	if o.dir == "" {
-		last, err := lastUp(".")
-		if err != nil {
-			return nil, js, withHint(err, "name the directory with --kv-dir, as the workers have it")
-		}
-		if o.dir = last.KVDir; o.dir == "" {
-			return nil, js, withHint(errors.New("the mesh of this folder keeps no KV"), "Mesh.spec.kv.dir may be off, or no worker is local; or name a directory with --kv-dir")
-		}
+	if isKVNode(o.dir) {
+		return nil, js, withHint(fmt.Errorf("%s is a KV node's: its memory is looked at by nobody but its readers", o.dir), "`kvmesh kv ls`, `invalidate` and `gc` ask the node; what is wrong is found and removed by whoever reads it")
 	}
-	if _, err := os.Stat(filepath.Join(o.dir, "control")); errors.Is(err, fs.ErrNotExist) {
-		return nil, js, withHint(fmt.Errorf("%s is no KV store", o.dir), "give --kv-dir the directory that the workers have as theirs")
-	}
-	s, err = dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, TailTTL: o.tailTTL, SweepEvery: 24 * time.Hour, Log: o.e.log})
+	s, err = o.openDir()
 	return s, js, err
 }
 
+// openDir opens a directory that workers share. Nothing is made where there is no store.
+func (o *kvStore) openDir() (*dirstore.Store, error) {
+	if _, err := os.Stat(filepath.Join(o.dir, "control")); errors.Is(err, fs.ErrNotExist) {
+		return nil, withHint(fmt.Errorf("%s is no KV store", o.dir), "give --kv-dir the directory that the workers have as theirs")
+	}
+	return dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, TailTTL: o.tailTTL, SweepEvery: 24 * time.Hour, Log: o.e.log})
+}
+
+// kvSurvey is what can be asked of every store.
+type kvSurvey interface {
+	Drop(context.Context, kvcache.Fingerprint) error
+	Stats() kvcache.Stats
+	Close() error
+	modelLister
+	sweeper
+}
+
+// modelLister lists what a store has.
+type modelLister interface {
+	Models(context.Context) ([]dirstore.Model, error)
+}
+
+// sweeper removes what is old, and makes room.
+type sweeper interface {
+	Sweep(context.Context, time.Time) error
+	MakeRoom(context.Context) error
+}
+
+// openAny opens a directory or asks a KV node.
+func (o *kvStore) openAny() (s kvSurvey, js bool, err error) {
+	if js, err = o.find(); err != nil {
+		return nil, js, err
+	}
+	if !isKVNode(o.dir) {
+		s, err := o.openDir()
+		return s, js, err
+	}
+	c, err := kvnode.Open(o.dir)
+	if err != nil {
+		return nil, js, err
+	}
+	if _, err := c.NodeStats(context.Background()); err != nil {
+		c.Close()
+		return nil, js, withHint(err, "`kvmesh up` starts a KV node again by itself; else start it with `kvmesh kvnode --dir "+o.dir+"`")
+	}
+	return nodeSurvey{c, o.limit}, js, nil
+}
+
+// isKVNode says whether a directory is a KV node's.
+func isKVNode(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, kvnode.SocketName))
+	return err == nil
+}
+
+// nodeSurvey is a KV node as the commands see stores.
+type nodeSurvey struct {
+	*kvnode.Client
+	limit int64 // of MakeRoom
+}
+
+// Sweep does nothing: the node does so by itself, and with MakeRoom.
+func (n nodeSurvey) Sweep(context.Context, time.Time) error { return nil }
+
+// MakeRoom has the node sweep and make room.
+func (n nodeSurvey) MakeRoom(ctx context.Context) error { return n.Client.MakeRoom(ctx, n.limit) }
+
+// Models lists what the node has.
+func (n nodeSurvey) Models(ctx context.Context) ([]dirstore.Model, error) {
+	models, err := n.Client.Models(ctx)
+	var list []dirstore.Model
+	for _, m := range models {
+		list = append(list, dirstore.Model{
+			Fingerprint: m.Fingerprint, Label: m.Label, Blocks: m.Blocks, BlockBytes: m.Bytes, Tails: m.Tails, TailBytes: m.TailBytes, Used: m.Used,
+		})
+	}
+	return list, err
+}
+
 // models lists what the store has.
-func (o *kvStore) models(ctx context.Context, s *dirstore.Store) ([]dirstore.Model, error) {
+func (o *kvStore) models(ctx context.Context, s modelLister) ([]dirstore.Model, error) {
 	list, err := s.Models(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", o.dir, err)

@@ -23,7 +23,7 @@ the blocks it computes from now on: stop it first if those are not wanted.`,
 			if name == "" && fingerprint == "" {
 				return usagef("invalidate what? give --model or --fingerprint")
 			}
-			s, js, err := o.open()
+			s, js, err := o.openAny()
 			if err != nil {
 				return err
 			}
@@ -92,17 +92,17 @@ func kvGCCommand(o *kvStore) *cobra.Command {
 			if o.limit == 0 {
 				o.limit = 1 << 60
 			}
-			s, js, err := o.open()
+			s, js, err := o.openAny()
 			if err != nil {
 				return err
 			}
 			defer s.Close()
-			before := s.Stats().Used
+			before := s.Stats()
 			if err := errors.Join(s.Sweep(c.Context(), time.Now()), s.MakeRoom(c.Context())); err != nil {
 				return err
 			}
 			st := s.Stats()
-			r := kvGC{o.dir, st.Swept, st.Expired, st.Evictions, max(0, before-st.Used), st.Used}
+			r := kvGC{o.dir, st.Swept - before.Swept, st.Expired - before.Expired, st.Evictions - before.Evictions, max(0, before.Used-st.Used), st.Used}
 			if js {
 				return writeJSON(o.e.stdout, r)
 			}

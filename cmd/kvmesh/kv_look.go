@@ -20,7 +20,7 @@ func kvLsCommand(o *kvStore) *cobra.Command {
 		Short:   "List the models of which there is KV",
 		Example: "  kvmesh kv ls\n  kvmesh kv ls --kv-dir /dev/shm/kv -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, js, err := o.open()
+			s, js, err := o.openAny()
 			if err != nil {
 				return err
 			}

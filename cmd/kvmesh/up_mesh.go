@@ -242,6 +242,10 @@ func (m *localMesh) gatewaySpec() supervise.Spec {
 	return s
 }
 
+func (m *localMesh) kvNodeSpec() supervise.Spec {
+	return m.selfSpec("kvnode", "kvnode", "--dir", m.kv.dir, "--limit", strconv.FormatInt(m.kv.limit, 10))
+}
+
 func (m *localMesh) workerSpec(w localWorker) supervise.Spec {
 	p, set := w.pool, w.pool.Worker
 	args := []string{
@@ -252,7 +256,10 @@ func (m *localMesh) workerSpec(w localWorker) supervise.Spec {
 		"--max-queue", strconv.Itoa(set.MaxQueue), "--drain", p.Drain.D().String(),
 		"--relay-secret-file", m.secret,
 	}
-	if m.kv.dir != "" {
+	switch {
+	case m.kv.dir != "" && m.set.Mesh.KV.Node:
+		args = append(args, "--kv-node", m.kv.dir)
+	case m.kv.dir != "":
 		args = append(args, "--kv-dir", m.kv.dir, "--kv-limit", strconv.FormatInt(m.kv.limit, 10))
 	}
 	for _, a := range m.set.Aliases(p.Name) {

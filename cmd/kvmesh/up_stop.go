@@ -36,10 +36,15 @@ func (m *localMesh) layers() []*layer {
 	for _, w := range m.workers {
 		workers.runs = append(workers.runs, m.child(m.workerSpec(w)))
 	}
+	node := &layer{name: "KV node"} // behind the workers, whose last ranges it takes
+	if m.kv.dir != "" && m.set.Mesh.KV.Node {
+		node.runs = append(node.runs, m.child(m.kvNodeSpec()))
+	}
 	return []*layer{
 		{name: "gateway", runs: []func(context.Context){m.child(m.gatewaySpec())}},
 		{name: "envoy", runs: []func(context.Context){m.child(m.envoySpec()), m.serveSnapshot, m.rotateAccessLog}},
 		workers,
+		node,
 		{name: "control plane", runs: []func(context.Context){m.child(m.controlPlaneSpec())}},
 	}
 }

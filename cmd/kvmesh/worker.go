@@ -62,7 +62,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 			if err := applyWorkerEnv(e.getenv, c.Flags()); err != nil {
 				return err
 			}
-			o.checkpointEvery = checkpointEvery(c.Flags().Lookup("checkpoint-interval"), o.checkpointEvery, o.kv.dir)
+			o.checkpointEvery = checkpointEvery(c.Flags().Lookup("checkpoint-interval"), o.checkpointEvery, cmp.Or(o.kv.node, o.kv.dir))
 			if err := o.stored.apply(e, c.Flags()); err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.IntVar(&o.context, "context-length", 8192, "most tokens of prompt and answer")
 	f.IntVar(&o.seqs, "max-num-seqs", 0, "most sequences at once (default 4 for llamacpp, 256 for sim)")
 	f.IntVar(&o.batchTokens, "max-num-batched-tokens", 0, "most tokens of one step (default 512 for llamacpp)")
-	f.IntVar(&o.checkpointEvery, "checkpoint-interval", 16, "tokens between two checkpoints of a stream; where --kv-dir is in shared memory and this is not given, 1")
+	f.IntVar(&o.checkpointEvery, "checkpoint-interval", 16, "tokens between two checkpoints of a stream; where --kv-dir or --kv-node is in shared memory and this is not given, 1")
 	f.IntVar(&o.queue, "max-queue", 256, "most waiting requests, 0 = none waits")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "KV memory of all sequences in tokens, 0 = context-length")
 	f.Int64Var(&o.pauseBytes, "kv-pause-limit", 512<<20, "llamacpp: most bytes of KV kept of sequences that gave way, 0 = none")

@@ -12,6 +12,7 @@ import (
 	"github.com/kvmesh/kvmesh/internal/policy"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
+	"github.com/kvmesh/kvmesh/kvcache/kvnode"
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/checkpoint"
 	"github.com/kvmesh/kvmesh/worker/llamacpp"
@@ -21,6 +22,7 @@ import (
 // another worker can go on with them.
 type kvOptions struct {
 	dir        string
+	node       string // directory of a KV node, instead of dir
 	limit      int64
 	block      int
 	codec      string
@@ -31,6 +33,7 @@ type kvOptions struct {
 // add adds the flags.
 func (o *kvOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.dir, "kv-dir", "", "directory in which the workers of a host keep the KV of their streams, best below /dev/shm (default: none is kept)")
+	f.StringVar(&o.node, "kv-node", "", "directory of the host's KV node, which keeps the KV instead of --kv-dir")
 	f.Int64Var(&o.limit, "kv-limit", 4<<30, "most bytes in --kv-dir, of all its workers together")
 	f.IntVar(&o.block, "kv-block", 64, "tokens of a block of KV; equal for all workers of --kv-dir")
 	f.StringVar(&o.codec, "kv-codec", "raw", "how full blocks are stored: raw, or int8 or int4, which are smaller and not quite what was computed: a stream that goes on from them is marked as quantized and never exact (llama.cpp only)")
@@ -59,15 +62,9 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	if codec != kvcache.CodecRaw && cfg.EngineName != policy.EngineLlamaCpp {
 		return nil, usagef("--kv-codec %s: only engine %s has KV that can be quantized", o.codec, policy.EngineLlamaCpp)
 	}
-	if o.dir == "" {
-		return func() {}, nil
-	}
-	store, err := dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log})
-	if errors.Is(err, dirstore.ErrOpenToOthers) {
-		return nil, withHint(err, "chmod 700 "+o.dir)
-	}
-	if err != nil {
-		return nil, withHint(err, "give --kv-dir a directory of this user, best below /dev/shm")
+	store, err := o.open(cfg)
+	if store == nil || err != nil {
+		return func() {}, err
 	}
 	if cfg.Registry == nil {
 		cfg.Registry = prometheus.NewRegistry()
@@ -86,6 +83,30 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 		keeper.Close()
 		store.Close()
 	}, nil
+}
+
+// open opens the store that the flags name, if they name one.
+func (o *kvOptions) open(cfg *worker.Config) (checkpoint.Store, error) {
+	switch {
+	case o.dir != "" && o.node != "":
+		return nil, usagef("--kv-dir and --kv-node: give one of them")
+	case o.node != "":
+		c, err := kvnode.Open(o.node)
+		if err != nil {
+			return nil, withHint(err, "give --kv-node the directory of this user's KV node; the node may start later")
+		}
+		return c, nil
+	case o.dir != "":
+		s, err := dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log})
+		if errors.Is(err, dirstore.ErrOpenToOthers) {
+			return nil, withHint(err, "chmod 700 "+o.dir)
+		}
+		if err != nil {
+			return nil, withHint(err, "give --kv-dir a directory of this user, best below /dev/shm")
+		}
+		return s, nil
+	}
+	return nil, nil
 }
 
 // checkpointEvery is the number of tokens between two checkpoints: what the user chose,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -39,5 +40,50 @@ func TestKVCodec(t *testing.T) {
 		if done != nil {
 			done()
 		}
+	}
+}
+
+// TestKVNode: a worker needs no node that is there already, and has one store only.
+func TestKVNode(t *testing.T) {
+	open := func(args ...string) error {
+		t.Helper()
+		var o kvOptions
+		f := pflag.NewFlagSet("worker", pflag.ContinueOnError)
+		o.add(f)
+		if err := f.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		cfg := worker.Config{EngineName: policy.EngineSim}
+		done, err := o.apply(&cfg, 1, func(string) string { return "" })
+		if err == nil {
+			if (cfg.KV != nil) != (len(args) > 0) {
+				t.Errorf("%v: keeps KV: %v", args, cfg.KV != nil)
+			}
+			done()
+		}
+		return err
+	}
+	dir := t.TempDir()
+	if err := errors.Join(open(), open("--kv-node", filepath.Join(dir, "node"))); err != nil {
+		t.Error(err)
+	}
+	if err := open("--kv-node", filepath.Join(dir, "node"), "--kv-dir", filepath.Join(dir, "kv")); err == nil || !strings.Contains(err.Error(), "give one of them") {
+		t.Errorf("both: %v", err)
+	}
+}
+
+// TestKVNodeSpec: the node of `kvmesh up` and its workers mean the same directory.
+func TestKVNodeSpec(t *testing.T) {
+	m := &localMesh{e: &env{}, set: &policy.Set{}, workers: []localWorker{{pool: &policy.WorkerPool{}}}}
+	m.kv.dir, m.kv.limit = "/kv", 1<<20
+	for _, node := range []bool{false, true} {
+		m.set.Mesh.KV.Node = node
+		args := strings.Join(m.workerSpec(m.workers[0]).Args, " ")
+		if strings.Contains(args, "--kv-node /kv") != node || strings.Contains(args, "--kv-dir /kv --kv-limit 1048576") == node {
+			t.Errorf("node %v: worker %s", node, args)
+		}
+	}
+	if args := strings.Join(m.kvNodeSpec().Args, " "); !strings.HasPrefix(args, "kvnode --dir /kv --limit 1048576") {
+		t.Errorf("node %s", args)
 	}
 }

@@ -110,6 +110,9 @@ type KV struct {
 	// /dev/shm, or the folder for temporary files where that is small. KVOff keeps none.
 	Dir   string `yaml:"dir"`
 	Limit Bytes  `yaml:"limit"` // most bytes of all workers together, default 4Gi; in /dev/shm at most half of what is free
+	// Node has a process of its own, which `kvmesh up` starts, keep the KV in one piece of
+	// memory, all of which is taken at the start. False is a directory that the workers share.
+	Node bool `yaml:"node"`
 }
 
 // LeastKV is the smallest KV.Limit, in bytes: a few blocks.

@@ -100,6 +100,11 @@ const (
 
 // Store is a kvcache.Store with Tails in one arena. One process owns it; others read
 // in place through a Reader. It is safe for concurrent use.
+//
+// One lock guards all that is known of the arena. It is held for some microseconds and
+// never while a frame or the state of a range is copied or verified: who does that has
+// room that nobody else knows of yet, or a count in refs, busy and out, which keep bytes
+// and mapping where they are.
 type Store struct {
 	cfg   Config
 	root  *os.Root
@@ -117,7 +122,7 @@ type Store struct {
 	models map[kvcache.Fingerprint]*model
 	named  uint64            // models that were labelled
 	judged time.Time         // when dead versions were last looked for
-	limbo  map[uint32]*limbo // extents that left the index while somebody reads them
+	limbo  map[uint32]*limbo // extents that left the index while somebody reads them, by first grain
 	out    int               // blocks lent in this process, and calls at work in the arena
 	peers  map[string]*peer  // readers in other processes
 

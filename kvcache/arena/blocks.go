@@ -101,7 +101,10 @@ func (r *Reservation) Commit() error {
 	return r.commit(&h)
 }
 
-// commit publishes a frame whose header is right.
+// commit publishes a frame whose header is right. The order is what a crash at any line
+// may leave behind: the bytes are in the arena already, then the journal says so, and
+// only then can anybody find the block, so that none is found that would not be there
+// after a restart.
 func (r *Reservation) commit(h *kvcache.Header) error {
 	s := r.s
 	s.mu.Lock()
@@ -173,7 +176,8 @@ func (s *Store) addSpaceLocked(sp kvcache.Space) {
 	m.spaces = append(m.spaces, no)
 }
 
-// insertLocked puts a block into index and policy.
+// insertLocked puts a block into index and policy. Blocks may come in any order: those that
+// follow this one are joined to it, and tails that wait for it pin it.
 func (s *Store) insertLocked(e entry) {
 	id := s.index.insert(e)
 	s.sortInLocked(id)
@@ -237,7 +241,9 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	return kvcache.NewLent(f, func() { s.drop(h) }, func(err error) { s.spoiled(h, err) }), nil
 }
 
-// hold is one use of a block's bytes: they stay until it is dropped.
+// hold is one use of a block's bytes: they stay until it is dropped. It names the place in
+// the index by number and generation, because the block may leave, and another one take
+// the number, while it is read; then its extent waits in limbo.
 type hold struct {
 	extent
 	id   evict.ID

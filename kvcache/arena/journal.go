@@ -96,7 +96,8 @@ func (j *journal) add(r record) {
 	}
 }
 
-// flush writes what waits. After an error it waits on, and the next flush tries again
+// flush writes what waits, in one call: one that is killed in the middle of it leaves whole
+// records and at most one that is cut off. It writes what waits. After an error it waits on, and the next flush tries again
 // in the same place.
 func (j *journal) flush() error {
 	if len(j.wait) == 0 {
@@ -124,7 +125,8 @@ func (j *journal) compact() (err error) {
 	return err
 }
 
-// rewrite adds a record of the present state to the new journal.
+// rewrite adds a record of the present state to the new journal, which must be begun.
+// It waits in memory until flushNext or swap.
 func (j *journal) rewrite(r record) { j.nextWait = appendRecord(j.nextWait, j.id, r) }
 
 // flushNext writes what waits for the new journal.

@@ -60,7 +60,8 @@ func openWords(f *os.File) (words, error) {
 	return unix.Mmap(int(f.Fd()), 0, peerSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// peer is a reader in another process, as the owner sees it.
+// peer is a reader in another process, as the owner sees it. The words say what the reader
+// reads; held is what the owner has put there, so that it notices what was given back.
 type peer struct {
 	file  *os.File
 	words words
@@ -192,7 +193,8 @@ func (s *Store) buryLocked() {
 	}
 }
 
-// findPeers opens the words of the readers that live, removes those of the others,
+// findPeers is for the start: nobody has been lent anything by this process yet, but what
+// the one before it has lent is still being read. It opens the words of the readers that live, removes those of the others,
 // and lists the extents that are being read.
 func (s *Store) findPeers() (held []extent, err error) {
 	d, err := s.root.Open(readersDir)

@@ -37,19 +37,24 @@ const (
 
 // record is one change of the index. Which fields count depends on the kind.
 type record struct {
-	kind  kind
-	space uint32 // number of a space
+	kind kind
+	// space is the number of a space, given by a record of kindSpace before.
+	space uint32
 	// at is where a block or extent lies in the arena, and size its length in bytes.
 	at, size int64
-	first    int64
-	tokens   uint32
-	choice   uint32
-	attempt  uint64
-	tail     uint64 // number of a tail
-	parent   kvcache.Key
-	key      kvcache.Key // of a block; of a stream the hash of its id
-	in       kvcache.Space
-	text     []byte // of a label
+	// first is the position of the first token of a block or tail, and tokens how many
+	// there are in a block.
+	first  int64
+	tokens uint32
+	// choice and attempt are those of a tail; a fence has the highest attempt.
+	choice  uint32
+	attempt uint64
+	tail    uint64 // number of a tail
+	// parent is the block before a block or tail.
+	parent kvcache.Key
+	key    kvcache.Key // of a block; of a stream the hash of its id
+	in     kvcache.Space
+	text   []byte // of a label
 }
 
 // checksum is the CRC32C of everything in the arena's and the journal's own format.
@@ -155,7 +160,8 @@ func parseRecord(b []byte, id arenaID) (r record, n int, err error) {
 	return r, n, nil
 }
 
-// cursor reads fields one after another; short says that there were too few bytes.
+// cursor reads fields one after another; short says that there were too few bytes, after
+// which every field is zero.
 type cursor struct {
 	b     []byte
 	short bool

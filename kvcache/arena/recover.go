@@ -17,7 +17,8 @@ import (
 // mostSpaces bounds the numbers of spaces that a journal may have.
 const mostSpaces = 1 << 20
 
-// replay is the state that a journal's records add up to. It is pure.
+// replay is the state that a journal's records add up to. It is pure, and believes nothing
+// but the sums of the records: what contradicts itself is sorted out by claims.
 type replay struct {
 	spaces map[uint32]space // by number
 	puts   []replayedPut
@@ -300,7 +301,9 @@ func (s *Store) recoverTails(p *replay, now time.Time) {
 	}
 }
 
-// scan finds the records of a tail.
+// scan finds the records of a tail. A room ends with the first that is not whole, or not
+// the next one; later rooms may go on where it ends, since a record that did not fit
+// went into a new one.
 func (s *Store) scan(t *tail) {
 	for i := range t.rooms {
 		room := &t.rooms[i]

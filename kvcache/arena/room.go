@@ -93,13 +93,14 @@ func (s *Store) evictLocked(now time.Time, parent kvcache.Key) bool {
 	return true
 }
 
-// MakeRoom evicts until an eighth of the arena is free, or nothing more may go.
-func (s *Store) MakeRoom(ctx context.Context) error {
+// MakeRoom evicts until seven eighths of limit bytes are used at most, or nothing more
+// may go.
+func (s *Store) MakeRoom(ctx context.Context, limit int64) error {
 	for {
 		if err := s.enter(ctx); err != nil {
 			return err
 		}
-		enough := int64(s.room.used)*grain <= s.cfg.Limit-s.cfg.Limit/8 || !s.evictLocked(time.Now(), kvcache.Key{})
+		enough := int64(s.room.used)*grain <= limit-limit/8 || !s.evictLocked(time.Now(), kvcache.Key{})
 		var err error
 		if enough {
 			err = s.failed(s.log.flush())

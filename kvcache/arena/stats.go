@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 )
@@ -126,6 +127,8 @@ type Model struct {
 	TailBytes int64
 	Tenants   int
 	Tokens    int64
+	// Used is when any of it was last used, or the arena opened if that is later.
+	Used time.Time
 }
 
 // Models lists what is in the arena, by name and fingerprint.
@@ -137,7 +140,7 @@ func (s *Store) Models(ctx context.Context) ([]Model, error) {
 	of := map[uint32]*Model{}
 	var list []*Model
 	for f, m := range s.models {
-		one := &Model{Fingerprint: f, Label: m.label, Tenants: len(m.spaces)}
+		one := &Model{Fingerprint: f, Label: m.label, Tenants: len(m.spaces), Used: m.used}
 		list = append(list, one)
 		for _, no := range m.spaces {
 			of[no] = one

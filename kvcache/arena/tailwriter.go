@@ -124,7 +124,9 @@ func (w *TailWriter) Append(r kvcache.Range) error {
 	return nil
 }
 
-// placeFor finds or makes room for a record, and marks the tail as busy.
+// placeFor finds or makes room for a record, and marks the tail as busy, so that its rooms
+// stay where they are while the record is written without the lock. It returns the room
+// and where in it the record begins.
 func (s *Store) placeFor(w *TailWriter, r kvcache.Range) (t *tail, b []byte, at int64, err error) {
 	if err := s.enter(context.Background()); err != nil {
 		return nil, nil, 0, err

@@ -314,7 +314,7 @@ func (p *Policy) furthest() (most *owner) {
 }
 
 // ofOwner names the next of one owner: the oldest that was not used since it came or
-// came round.
+// came round. Each candidate goes round at most once per counted use.
 func (p *Policy) ofOwner(o *owner, busy func(ID) bool, patient func() bool) (ID, bool) {
 	for left := (mostUses + 1) * o.list.n; left > 0 && patient(); left-- {
 		id := o.list.oldest

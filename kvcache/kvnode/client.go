@@ -72,7 +72,8 @@ func (c *Client) Close() error {
 	return c.reader.Close()
 }
 
-// conn is one connection, used by one call at a time.
+// conn is one connection, used by one call at a time. What the node said at its beginning
+// is true as long as it lasts: another node is another connection.
 type conn struct {
 	c     net.Conn
 	r     *bufio.Reader

@@ -50,7 +50,7 @@
 //	12 forget    space, and the stream's id
 //	13 stats     →  JSON
 //	14 models    →  JSON
-//	15 room      makes an eighth of the arena free  →  nothing
+//	15 room      limit:8. Old tails go, and blocks until seven eighths of it are used
 //
 // Every operation may be repeated. An append says where its sender knows the tail to end:
 // what the node has behind that place was never acknowledged, and is replaced.

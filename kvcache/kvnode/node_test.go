@@ -399,7 +399,7 @@ func TestModels(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.MakeRoom(ctx); err != nil {
+	if err := c.MakeRoom(ctx, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	if st := c.Stats(); st.Used > st.Limit-st.Limit/8 {

@@ -156,8 +156,11 @@ func (c *Client) Models(ctx context.Context) (models []arena.Model, err error) {
 	return models, err
 }
 
-// MakeRoom has the node make an eighth of the arena free.
-func (c *Client) MakeRoom(ctx context.Context) error { return c.ask(ctx, opRoom, nil, nil) }
+// MakeRoom has the node drop old tails, and evict until seven eighths of limit bytes are
+// used at most.
+func (c *Client) MakeRoom(ctx context.Context, limit int64) error {
+	return c.ask(ctx, opRoom, func(b []byte) []byte { return appendU64(b, int(limit)) }, nil)
+}
 
 // NodeStats are the counters of the node, of all its clients together.
 func (c *Client) NodeStats(ctx context.Context) (st kvcache.Stats, err error) {

@@ -128,7 +128,8 @@ func (s *Server) end() {
 	s.done.Wait()
 }
 
-// peer is one connection of a client.
+// peer is one connection of a client, served by one goroutine. Its buffers are used again
+// for each request, so that an append allocates nothing.
 type peer struct {
 	s *Server
 	c net.Conn
@@ -252,7 +253,9 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		}
 		return json.Marshal(models)
 	case opRoom:
-		err = st.MakeRoom(ctx)
+		if limit := c.u64(); !c.bad {
+			err = errors.Join(st.Sweep(ctx, time.Now()), st.MakeRoom(ctx, int64(limit)))
+		}
 	default:
 		err = fmt.Errorf("operation %d is not known", what)
 	}
@@ -279,8 +282,9 @@ func (p *peer) get(ctx context.Context, c *cursor) ([]byte, error) {
 	return appendU64(appendU64(id[:], int(at)), int(size)), nil
 }
 
-// put takes a frame in: first whether it is wanted, then the frame, straight into the
-// arena.
+// put takes a frame in: first whether it is wanted, so that a shared prefix that is there
+// already is not sent, then the frame, straight into the arena. A client that dies or
+// stalls in the middle ends its connection, and the room is free again.
 func (p *peer) put(ctx context.Context, c cursor) error {
 	ref, size := c.ref(), c.u64()
 	if c.bad {
@@ -300,7 +304,9 @@ func (p *peer) put(ctx context.Context, c cursor) error {
 	return p.reply(r.Commit(), nil)
 }
 
-// append appends to a tail at the place that the client knows.
+// append appends to a tail at the place that the client knows. Usually that is where the
+// writer of this connection is; else the client has gone on elsewhere, or has not heard
+// of its last append, and a writer is made that begins there.
 func (p *peer) append(ctx context.Context, c cursor) error {
 	no, r := uint64(c.u64()), kvcache.Range{First: c.u64()}
 	if b := c.take(1); b != nil {

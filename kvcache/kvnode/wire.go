@@ -175,7 +175,8 @@ func appendTails(b []byte, tails []kvcache.Tail) []byte {
 	return b
 }
 
-// cursor reads a body. bad says that there was less than wanted, or something else.
+// cursor reads a body. bad says that there was less than wanted, or something else; from
+// then on everything reads as zero, so that it need be looked at only once, at the end.
 type cursor struct {
 	b   []byte
 	bad bool

@@ -166,8 +166,10 @@ func (m *Mesh) Parts() map[string]int {
 // when they keep none.
 func (m *Mesh) KVDir() string {
 	for _, p := range m.processes() {
-		if i := slices.Index(p.args, "--kv-dir"); i >= 0 && i+1 < len(p.args) {
-			return p.args[i+1]
+		for _, flag := range []string{"--kv-dir", "--kv-node"} {
+			if i := slices.Index(p.args, flag); i >= 0 && i+1 < len(p.args) {
+				return p.args[i+1]
+			}
 		}
 	}
 	return ""

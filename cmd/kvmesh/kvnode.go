@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
+	"github.com/kvmesh/kvmesh/kvcache/kvnode"
+)
+
+// kvNodeOptions are the flags of `kvmesh kvnode`.
+type kvNodeOptions struct {
+	arena.Config
+	metrics string
+}
+
+func kvNodeCommand(e *env) *cobra.Command {
+	o := kvNodeOptions{}
+	c := &cobra.Command{
+		Use:   "kvnode",
+		Short: "Run a KV node: one memory for the KV of all workers of this host",
+		Long: `Run a KV node. It owns one piece of memory, of a fixed size that is taken at the
+start, and keeps in it the KV that the workers of this host compute. They reach it by
+a Unix socket in --dir and read what they look for in place. What is in the memory
+outlives the node, by SIGKILL too; without the node the workers go on and compute.`,
+		Example: `  kvmesh kvnode --dir /dev/shm/kvnode --limit 8589934592
+  kvmesh worker --kv-node /dev/shm/kvnode --id w1 …
+  kvmesh kvnode --dir /var/lib/kvnode --data /mnt/pmem0/kv --limit 137438953472`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runKVNode(c.Context(), e, o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.Dir, "dir", "", "directory of the socket, the journal and, without --data, the memory; best below /dev/shm")
+	f.StringVar(&o.Data, "data", "", "file or device that is the memory, such as a file on a DAX file system (default a file in --dir)")
+	f.Int64Var(&o.Limit, "limit", 4<<30, "bytes of the memory; another size than before begins anew")
+	f.Int64Var(&o.Quota, "tenant-quota", 0, "bytes from which on the blocks of one tenant and model go first when room is short; 0 = none")
+	f.DurationVar(&o.TailTTL, "tail-ttl", 10*time.Minute, "time without an append after which the open end of a stream is dropped, and what it pins")
+	f.StringVar(&o.metrics, "metrics", "", "ip:port of /health and /metrics (default none)")
+	_ = c.MarkFlagRequired("dir")
+	return c
+}
+
+func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
+	o.Prefault, o.Log = true, e.log
+	begin := time.Now()
+	store, err := arena.Open(o.Config)
+	if err != nil {
+		return withHint(err, "give --dir a directory of this user, best below /dev/shm, that no other node has, and --limit less than what is free there")
+	}
+	defer store.Close()
+	l, err := kvnode.Listen(o.Dir)
+	if err != nil {
+		return withHint(fmt.Errorf("socket of the KV node: %w", err), "the path of a Unix socket has about 100 characters at most: give a shorter --dir")
+	}
+	models, err := store.Models(ctx)
+	if err != nil {
+		return err
+	}
+	blocks := 0
+	for _, m := range models {
+		blocks += m.Blocks
+	}
+	e.log.Info("KV node is ready", "dir", o.Dir, "bytes", store.Stats().Limit, "blocks", blocks, "took", time.Since(begin).Round(time.Millisecond))
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return kvnode.NewServer(store, e.log).Serve(ctx, l) })
+	if o.metrics != "" {
+		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(store)) })
+	}
+	return group.Wait()
+}
+
+// kvNodeHandler serves /health and /metrics of a node.
+func kvNodeHandler(store *arena.Store) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(kvmetrics.New("memory", store))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	return mux
+}
