@@ -80,7 +80,7 @@
 //
 // # Readers
 //
-// A reader has a file of 1024 words of 8 bytes in the machine's own byte order. To read
+// A reader has a file of 16384 words of 8 bytes in the machine's own byte order. To read
 // a block it writes an odd ticket into a free slot and asks the owner, who puts the extent
 // there in place of that very ticket, as (first grain << 32 | grains << 1). From then on
 // the extent is not used again before the reader has put 0 there or its process has

@@ -23,8 +23,9 @@ import (
 // Readers in other processes say what they read in a file of words that they share
 // with the owner; see the package comment.
 const (
-	// Slots is how many blocks one reader can read at once.
-	Slots    = 1024
+	// Slots is how many blocks one reader can read at once: a million tokens in blocks of
+	// the usual size.
+	Slots    = 16384
 	peerSize = 8 * Slots
 )
 
