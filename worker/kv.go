@@ -81,6 +81,12 @@ type KVKeeper interface {
 	Session(m Model, s KVStream) KVSession
 }
 
+// Degrader is the optional ability of a KVKeeper to say that it does less than it should.
+type Degrader interface {
+	// Degraded says why, "" for no reason. It is called often and must not wait.
+	Degraded() string
+}
+
 // Resumer is the optional ability of an engine to go on from tokens that another
 // worker of the same model generated.
 type Resumer interface {

@@ -31,6 +31,8 @@ type readiness struct {
 	Worker  string   `json:"worker"`
 	Percent *float64 `json:"percent,omitempty"` // of loading
 	Reason  string   `json:"reason,omitempty"`
+	// Degraded says what the worker does without. It serves all the same.
+	Degraded string `json:"degraded,omitempty"`
 }
 
 // vitals is the body of /health: what Redis is told, and each GPU.
@@ -47,6 +49,7 @@ type vitals struct {
 	KVUsage  float64      `json:"kv_cache_usage"` // 0..1, to three places
 	GPUs     []gpu.Device `json:"gpus,omitempty"`
 	Draining bool         `json:"draining,omitempty"`
+	Degraded string       `json:"degraded,omitempty"` // as in readiness
 }
 
 // drainage is the body of /drain.
@@ -113,8 +116,16 @@ func (l *lifecycle) drainage() drainage {
 // answerReady serves /ready.
 func (s *Server) answerReady(w http.ResponseWriter, _ *http.Request) {
 	status, body := s.life.ready()
-	body.Worker = s.cfg.ID
+	body.Worker, body.Degraded = s.cfg.ID, s.degraded()
 	writeJSON(w, status, body)
+}
+
+// degraded says what the worker does without, "" for nothing.
+func (s *Server) degraded() string {
+	if d, ok := s.cfg.KV.(Degrader); ok {
+		return d.Degraded()
+	}
+	return ""
 }
 
 // answerHealth serves /health.
@@ -124,7 +135,7 @@ func (s *Server) answerHealth(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, status, vitals{
 		Status: word, Reason: reason, Worker: s.cfg.ID, Model: s.modelName(), Zone: s.cfg.Zone, Pool: s.cfg.Pool,
 		Engine: s.cfg.EngineName, Running: load.Running, Waiting: load.Waiting, KVUsage: math.Round(load.KVUsage*1000) / 1000,
-		GPUs: s.devices(), Draining: s.life.drainage().Status != wordServing,
+		GPUs: s.devices(), Draining: s.life.drainage().Status != wordServing, Degraded: s.degraded(),
 	})
 }
 

@@ -320,3 +320,21 @@ func TestFailureIsRegistered(t *testing.T) {
 		t.Errorf("%+v", ready)
 	}
 }
+
+// limping is a keeper of KV that keeps none.
+type limping struct{}
+
+func (limping) Session(worker.Model, worker.KVStream) worker.KVSession { return nil }
+func (limping) Degraded() string                                       { return "the KV store has not answered for 3s" }
+
+// A worker whose KV store is away says so where it is probed, and serves.
+func TestDegradedIsTold(t *testing.T) {
+	r := start(t, sim.Config{}, worker.Config{KV: limping{}})
+	for _, path := range []string{"/ready", "/health"} {
+		resp := r.do(t, http.MethodGet, path, "")
+		if got := body(t, resp); resp.StatusCode != 200 || !strings.Contains(got, `"degraded":"the KV store has not answered for 3s"`) {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, got)
+		}
+	}
+	decode[any](t, r.post(t, textPath, `{"model":"sim","prompt":"x"}`), 200)
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
@@ -97,7 +98,7 @@ func (o *kvOptions) open(cfg *worker.Config) (checkpoint.Store, error) {
 		}
 		return c, nil
 	case o.dir != "":
-		s, err := dirstore.Open(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log})
+		s, err := openDir(dirstore.Config{Dir: o.dir, Limit: o.limit, Log: cfg.Log}, openTime)
 		if errors.Is(err, dirstore.ErrOpenToOthers) {
 			return nil, withHint(err, "chmod 700 "+o.dir)
 		}
@@ -107,6 +108,29 @@ func (o *kvOptions) open(cfg *worker.Config) (checkpoint.Store, error) {
 		return s, nil
 	}
 	return nil, nil
+}
+
+// openTime is how long a file system may take for the few files that are needed to open a
+// store in it.
+const openTime = 10 * time.Second
+
+// openDir opens a store in a directory, unless its file system hangs.
+func openDir(cfg dirstore.Config, within time.Duration) (*dirstore.Store, error) {
+	type opened struct {
+		store *dirstore.Store
+		err   error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		s, err := dirstore.Open(cfg)
+		done <- opened{s, err}
+	}()
+	select {
+	case o := <-done:
+		return o.store, o.err
+	case <-time.After(within):
+		return nil, fmt.Errorf("open KV store: the file system of %s has not answered for %v", cfg.Dir, within)
+	}
 }
 
 // checkpointEvery is the number of tokens between two checkpoints: what the user chose,

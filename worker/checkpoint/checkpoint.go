@@ -34,6 +34,9 @@ type Config struct {
 	// MaxRestore bounds what a look-up may take, however long the prefill is; default
 	// 2 s.
 	MaxRestore time.Duration
+	// Patience is how long a call of the store may take before the store counts as
+	// hanging, and is not asked; default 2 s.
+	Patience time.Duration
 	// QueueBytes bounds the copies that wait to be stored; default 64 MiB.
 	QueueBytes int64
 	// Parts cuts the KV of some tokens, as the engine copied it, into parts that can be
@@ -60,6 +63,9 @@ func (c Config) withDefaults() Config {
 	if c.MaxRestore == 0 {
 		c.MaxRestore = 2 * time.Second
 	}
+	if c.Patience == 0 {
+		c.Patience = 2 * time.Second
+	}
 	if c.QueueBytes == 0 {
 		c.QueueBytes = 64 << 20
 	}
@@ -81,7 +87,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("checkpoint: codec %v for an engine whose state nobody can read", c.Codec)
 	case c.Block < 0 || c.Block > mostBlock:
 		return fmt.Errorf("checkpoint: block of %d tokens: 1 to %d", c.Block, mostBlock)
-	case c.Interval < 0 || c.MaxRestore < 0 || c.QueueBytes < 0:
+	case c.Interval < 0 || c.MaxRestore < 0 || c.Patience < 0 || c.QueueBytes < 0:
 		return errors.New("checkpoint: a limit is negative")
 	}
 	return nil
@@ -92,6 +98,7 @@ func (c Config) Validate() error {
 type Keeper struct {
 	cfg     Config
 	metrics *metrics
+	watch   *watch
 	jobs    chan job
 	queued  atomic.Int64 // bytes
 	buffers buffers
@@ -104,7 +111,10 @@ type Keeper struct {
 	done   chan struct{}
 }
 
-var _ worker.KVKeeper = (*Keeper)(nil)
+var (
+	_ worker.KVKeeper = (*Keeper)(nil)
+	_ worker.Degrader = (*Keeper)(nil)
+)
 
 // queueJobs bounds the number of waiting copies, most of them small.
 const queueJobs = 1024
@@ -118,8 +128,8 @@ func New(cfg Config) (*Keeper, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	k := &Keeper{cfg: cfg, jobs: make(chan job, queueJobs), done: make(chan struct{})}
-	k.metrics = newMetrics(cfg.Registry, &k.queued, cfg.Store)
+	k := &Keeper{cfg: cfg, watch: newWatch(cfg.Patience), jobs: make(chan job, queueJobs), done: make(chan struct{})}
+	k.metrics = newMetrics(cfg.Registry, k, cfg.Store)
 	k.rate.Store(firstRate)
 	k.parts.Store(1)
 	go k.write()
@@ -149,8 +159,12 @@ func (k *Keeper) text(m worker.Model) string {
 	return m.Fingerprint + " codec:" + k.cfg.Codec.String()
 }
 
+// closeTime bounds how long Close waits for a store that hangs.
+const closeTime = 5 * time.Second
+
 // Close stores what is queued and ends the keeper. Sessions that go on keep nothing
-// from then on. It may be called twice.
+// from then on. A store that hangs is not waited for for ever: then the error says so. It
+// may be called twice.
 func (k *Keeper) Close() error {
 	k.life.Lock()
 	if !k.closed {
@@ -158,8 +172,16 @@ func (k *Keeper) Close() error {
 		close(k.jobs)
 	}
 	k.life.Unlock()
-	<-k.done
-	return nil
+	for {
+		select {
+		case <-k.done:
+			return nil
+		case <-time.After(closeTime):
+			if !k.watch.writes(time.Now()) {
+				return errors.New("checkpoint: the store hangs; what was queued for it is lost")
+			}
+		}
+	}
 }
 
 // queue hands a job over without ever waiting; false when it cannot be taken.
@@ -180,7 +202,7 @@ func (k *Keeper) queue(j job) bool {
 
 // room reports whether a copy of about size bytes may be made.
 func (k *Keeper) room(size int64) bool {
-	return k.queued.Load()+size <= k.cfg.QueueBytes && len(k.jobs) < cap(k.jobs)-1
+	return k.queued.Load()+size <= k.cfg.QueueBytes && len(k.jobs) < cap(k.jobs)-1 && k.watch.writes(time.Now())
 }
 
 // cut divides the KV of some tokens into parts.
@@ -193,6 +215,9 @@ func (k *Keeper) cut(data []byte, tokens int) []kvcache.Part {
 	return []kvcache.Part{{Size: int64(len(data))}}
 }
 
+// Degraded implements worker.Degrader.
+func (k *Keeper) Degraded() string { return k.watch.degraded(time.Now()) }
+
 // storeTime bounds one call of the store; a dead one must not stop the writer.
 const storeTime = 10 * time.Second
 
@@ -201,7 +226,9 @@ func (k *Keeper) write() {
 	defer close(k.done)
 	for j := range k.jobs {
 		ctx, cancel := context.WithTimeout(context.Background(), storeTime)
+		_, end := k.watch.begin(time.Now(), true)
 		j.s.store(ctx, j)
+		end(time.Now())
 		cancel()
 		k.queued.Add(-int64(len(j.data)))
 		k.buffers.put(j.data)

@@ -20,6 +20,9 @@
 // queue is full, which means that the store is slow, the checkpoint is skipped and
 // counted, and made good by a later one that is larger. No token waits for a store.
 //
+// Look-ups are made on goroutines of their own, which are left alone at the deadline where
+// the store hangs (watch.go).
+//
 // # What is restored
 //
 // Restore looks for the longest chain of blocks, then for what continues it: the tail

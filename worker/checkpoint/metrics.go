@@ -1,8 +1,6 @@
 package checkpoint
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -10,7 +8,7 @@ import (
 
 // metrics counts what a keeper does. Safe for concurrent use.
 type metrics struct {
-	blocks, appends, stale, restored prometheus.Counter
+	blocks, appends, stale, restored, left prometheus.Counter
 
 	bytes    *prometheus.CounterVec // written, by kind
 	skipped  *prometheus.CounterVec // by kind
@@ -22,7 +20,7 @@ type metrics struct {
 }
 
 // newMetrics makes the metrics and registers them with reg, unless that is nil.
-func newMetrics(reg prometheus.Registerer, queued *atomic.Int64, store kvcache.Store) *metrics {
+func newMetrics(reg prometheus.Registerer, k *Keeper, store kvcache.Store) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "kvmesh_kv_" + name, Help: help})
 	}
@@ -40,6 +38,7 @@ func newMetrics(reg prometheus.Registerer, queued *atomic.Int64, store kvcache.S
 		appends:  counter("tail_appends_total", "Ranges of KV appended to the open ends of streams."),
 		stale:    counter("stale_total", "Writes refused because a higher attempt has taken the stream over."),
 		restored: counter("restored_tokens_total", "Tokens whose KV was restored."),
+		left:     counter("abandoned_total", "Look-ups that were left at their deadline, or with their client, while the store had not answered."),
 		bytes:    vec("written_bytes_total", "Bytes of KV stored.", "kind"),
 		skipped:  vec("skipped_total", "Checkpoints skipped because the store was slow.", "kind"),
 		failed:   vec("failed_total", "Operations that failed.", "op"),
@@ -55,9 +54,16 @@ func newMetrics(reg prometheus.Registerer, queued *atomic.Int64, store kvcache.S
 	if reg == nil {
 		return m
 	}
-	reg.MustRegister(m.blocks, m.appends, m.stale, m.restored, m.bytes, m.skipped, m.failed, m.restores, m.refused, m.copyTime, m.restoreTime,
+	reg.MustRegister(m.blocks, m.appends, m.stale, m.restored, m.left, m.bytes, m.skipped, m.failed, m.restores, m.refused, m.copyTime, m.restoreTime,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvmesh_kv_queue_bytes", Help: "Copies of KV that wait to be stored."},
-			func() float64 { return float64(queued.Load()) }))
+			func() float64 { return float64(k.queued.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvmesh_kv_degraded", Help: "1 while the store hangs or is too slow, and the worker goes on without it."},
+			func() float64 {
+				if k.Degraded() != "" {
+					return 1
+				}
+				return 0
+			}))
 	if c, ok := store.(kvcache.Counted); ok {
 		reg.MustRegister(storeCollector{c})
 	}

@@ -20,38 +20,74 @@ type found struct {
 	parent kvcache.Key // of what follows the full blocks
 }
 
-// Restore implements worker.KVSession.
+// Restore implements worker.KVSession. It returns at its deadline, and when ctx ends, also
+// where the store hangs: the look-up is left alone then, and gives back what it finds.
 func (s *session) Restore(ctx context.Context, ids []int32, prefill time.Duration) worker.KVChain {
 	s.given = len(ids)
 	begin := time.Now()
-	budget := min(prefill, s.within)
-	ctx, cancel := context.WithTimeout(ctx, budget)
+	ctx, cancel := context.WithTimeout(ctx, min(prefill, s.within))
 	defer cancel()
-	f := s.find(ctx, ids)
-	s.next, s.parent, s.tailTo = f.chain, f.parent, f.chain
-	if f.bytes == 0 {
-		result := "miss"
-		if ctx.Err() != nil {
-			result = "late" // or the client has left
+	if !s.k.watch.admits(begin) {
+		return s.nothing("hung")
+	}
+	c, end := s.k.watch.begin(begin, false)
+	ready := make(chan *loan)
+	go func() {
+		l := s.lookUp(ctx, ids, prefill)
+		end(time.Now())
+		select {
+		case ready <- l:
+		case <-ctx.Done():
+			l.release()
 		}
-		s.k.metrics.restores.WithLabelValues(result).Inc()
-		return worker.KVChain{}
+	}()
+	select {
+	case l := <-ready:
+		s.next, s.parent, s.tailTo = l.found.chain, l.found.parent, l.found.chain
+		s.again(l.bad)
+		if l.result != "" {
+			return s.nothing(l.result)
+		}
+		l.ready = time.Since(begin)
+		return worker.KVChain{Ranges: l.ranges, Lossy: s.k.cfg.Codec != kvcache.CodecRaw, Done: l.done}
+	case <-ctx.Done():
+		s.k.watch.leave(c)
+		s.k.metrics.left.Inc()
+		return s.nothing("late") // or the client has left
+	}
+}
+
+// nothing counts a look-up that restores nothing.
+func (s *session) nothing(result string) worker.KVChain {
+	s.k.metrics.restores.WithLabelValues(result).Inc()
+	return worker.KVChain{}
+}
+
+// lookUp finds and borrows what is worth it. It changes nothing of the session, which may
+// have gone on without it.
+func (s *session) lookUp(ctx context.Context, ids []int32, prefill time.Duration) *loan {
+	begin := time.Now()
+	f := s.find(ctx, ids)
+	l := &loan{s: s, found: f, bad: f.chain}
+	if f.bytes == 0 {
+		l.result = "miss"
+		if ctx.Err() != nil {
+			l.result = "late"
+		}
+		return l
 	}
 	// What is restored has not to be prefilled; the rest takes its time either way.
 	saved := time.Duration(float64(prefill) * float64(max(f.chain, f.good)) / float64(len(ids)))
 	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); time.Since(begin)+cost > min(saved, s.within) {
-		s.k.metrics.restores.WithLabelValues("slower").Inc()
-		return worker.KVChain{}
+		l.result = "slower"
+		return l
 	}
-	l := &loan{s: s, begin: begin, bytes: f.bytes}
-	l.take(ctx, f)
+	l.take(ctx)
 	if len(l.ranges) == 0 {
 		l.release()
-		s.k.metrics.restores.WithLabelValues("refused").Inc()
-		return worker.KVChain{}
+		l.result = "refused"
 	}
-	l.ready = time.Since(begin)
-	return worker.KVChain{Ranges: l.ranges, Lossy: s.k.cfg.Codec != kvcache.CodecRaw, Done: l.done}
+	return l
 }
 
 // find looks up the longest chain and what continues it.
@@ -152,19 +188,21 @@ func (s *session) again(to int) {
 // loan is stored KV while the engine reads it.
 type loan struct {
 	s      *session
-	begin  time.Time
+	found  found
+	result string        // why there is none; "" = there is some
+	bad    int           // position from which the stored blocks are not good
 	ready  time.Duration // that the look-up took
-	bytes  int64
 	ranges []worker.KVRange
 	lent   []*kvcache.Lent
 }
 
 // take borrows and verifies everything, up to the first thing that is not good.
-func (l *loan) take(ctx context.Context, f found) {
+func (l *loan) take(ctx context.Context) {
+	f := &l.found
 	at := 0
 	for i, b := range f.match.Blocks {
 		if !l.borrow(ctx, b, 0) {
-			l.s.again(b.First)
+			l.bad = b.First
 			l.weed(ctx, f.match.Blocks[i+1:])
 			if f.match.Common > 0 {
 				l.weed(ctx, []kvcache.Found{f.match.Partial})
@@ -238,7 +276,7 @@ func (l *loan) done(tokens int, took time.Duration, err error) {
 	default:
 		m.restores.WithLabelValues("restored").Inc()
 		m.restoreTime.Observe((l.ready + took).Seconds())
-		rate := int64(float64(l.bytes) / max((l.ready+took).Seconds(), 1e-6))
+		rate := int64(float64(l.found.bytes) / max((l.ready+took).Seconds(), 1e-6))
 		l.s.k.rate.Store((3*l.s.k.rate.Load() + rate) / 4)
 	}
 }
