@@ -117,6 +117,9 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 	if !slices.Contains(s.served(), req.Model) {
 		return nil, openai.NotFoundModel(req.Model)
 	}
+	if bad := req.CheckRest(); bad != nil {
+		return nil, bad
+	}
 	g := &generation{
 		engine: e, stream: req.Stream, withUsage: req.IncludeUsage, fault: NoFault(), prompts: 1,
 		answer: openai.Answer{

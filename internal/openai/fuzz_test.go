@@ -13,6 +13,7 @@ func FuzzParse(f *testing.F) {
 		`{"model":"m","prompt":["a",[1,2]],"max_tokens":5,"n":2,"stop":["x"],"stream":true,"stream_options":{"include_usage":true}}`,
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"é"}]}],"max_completion_tokens":null,"seed":-1}`,
 		` {"logprobs":true,"top_logprobs":3,"logit_bias":{"1":2},"model":"\u00e9","messages":[{}],"max_tokens":1}`,
+		`{"model":"m","prompt":"x","metadata":{"a":1},"modalities":["text",2],"tools":[{}],"tool_choice":"auto","min_tokens":-1}`,
 		`{"model":"m","model":"m"}`, "{\"model\":\"\xff\"}", `{"model":1e999}`, `[`,
 	} {
 		f.Add([]byte(seed))
@@ -26,6 +27,9 @@ func FuzzParse(f *testing.F) {
 			}
 			if r.Model == "" || r.N < 1 || r.MaxTokens < 0 || r.TopP < 0 || r.TopP > 1 || r.TopLogprobs < -1 || len(r.Stop) > 16 {
 				t.Fatalf("accepted %+v", r)
+			}
+			if err := r.CheckRest(); err != nil {
+				checkError(t, err)
 			}
 			if ep == Chat {
 				if _, err := r.DecodeMessages(); err != nil {

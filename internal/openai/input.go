@@ -2,9 +2,11 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -127,8 +129,11 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		ToolCalls  []ToolCall `json:"tool_calls"`
 		ToolCallID string     `json:"tool_call_id"`
 	}
-	if jsontext.Value(raw).Kind() != '{' || json.Unmarshal(raw, &m) != nil {
+	if jsontext.Value(raw).Kind() != '{' {
 		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
+	}
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return Message{}, wrongMember(err, param)
 	}
 	switch m.Role {
 	case "system", "developer", "user", "assistant", "tool", "function":
@@ -144,6 +149,10 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		}
 		return Message{}, Invalid(at, "Missing required parameter: '%s'.", at)
 	}
+	if m.Role == "tool" && m.ToolCallID == "" {
+		at := param + ".tool_call_id"
+		return Message{}, Invalid(at, "Missing required parameter: '%s'.", at)
+	}
 	text, err := decodeContent(m.Content, param+".content")
 	for i, c := range m.ToolCalls {
 		if c.Function.Name == "" {
@@ -152,6 +161,20 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		}
 	}
 	return Message{Role: m.Role, Content: text, Name: m.Name, ToolCalls: m.ToolCalls, ToolCallID: m.ToolCallID}, err
+}
+
+// wrongMember names the member of an object, at param, that has the wrong type.
+func wrongMember(err error, param string) *Error {
+	te, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok || te.Field == "" {
+		return Invalid(param, "Invalid '%s': not an object of the expected form.", param)
+	}
+	name, _, deeper := strings.Cut(te.Field, ".")
+	at, want := param+"."+name, "a string"
+	if deeper || te.Type.Kind() != reflect.String {
+		want = "an array of objects" // tool_calls is the only one
+	}
+	return Invalid(at, "Invalid type for '%s': expected %s.", at, want)
 }
 
 // decodeContent flattens a message's content to text.

@@ -121,22 +121,25 @@ func TestDecodePrompts(t *testing.T) {
 func TestDecodeMessages(t *testing.T) {
 	r := mustParse(t, Chat, `{"model":"m","messages":[{"role":"system","content":"a"},
 		{"role":"user","name":"bob","content":[{"type":"text","text":"b"},{"type":"text","text":"é"}]},
-		{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","content":""}]}`)
+		{"role":"assistant","content":null,"tool_calls":[{"id":"i","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"i","content":""}]}`)
 	got, err := r.DecodeMessages()
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []Message{{Role: "system", Content: "a"}, {Role: "user", Name: "bob", Content: "bé"}, {
 		Role: "assistant", ToolCalls: []ToolCall{{ID: "i", Type: "function", Function: FunctionCall{Name: "f", Arguments: "{}"}}},
-	}, {Role: "tool"}}
+	}, {Role: "tool", ToolCallID: "i"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 	for in, param := range map[string]string{
-		`[7]`: "messages[0]", `[{"role":7}]`: "messages[0]", `[{}]`: "messages[0].role",
+		`[7]`: "messages[0]", `[{"role":7}]`: "messages[0].role", `[{}]`: "messages[0].role",
 		`[{"role":"user"}]`: "messages[0].content", `[{"role":"user","content":null}]`: "messages[0].content",
 		`[{"role":"assistant","content":null,"tool_calls":[]}]`: "messages[0].content", `[{"role":"tool","tool_call_id":"i"}]`: "messages[0].content",
-		`[{"role":"user","content":{}}]`: "messages[0].content", `[{"role":"user","content":[1]}]`: "messages[0].content",
+		`[{"role":"tool","content":"x"}]`: "messages[0].tool_call_id", `[{"role":"tool","tool_call_id":5,"content":"x"}]`: "messages[0].tool_call_id",
+		`[{"role":5,"content":"x"}]`: "messages[0].role", `[{"role":"user","name":[],"content":"x"}]`: "messages[0].name",
+		`[{"role":"assistant","tool_calls":[5]}]`: "messages[0].tool_calls",
+		`[{"role":"user","content":{}}]`:          "messages[0].content", `[{"role":"user","content":[1]}]`: "messages[0].content",
 		`[{"role":"user","content":"a"},{"role":"user","content":[{"type":"input_audio"}]}]`: "messages[1].content[0].type",
 	} {
 		_, err := mustParse(t, Chat, `{"model":"m","messages":`+in+`}`).DecodeMessages()
