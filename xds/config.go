@@ -181,6 +181,7 @@ func (cp *ControlPlane) settle(ctx context.Context) {
 func (cp *ControlPlane) housekeep(ctx context.Context) error {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
+	told := trouble{log: cp.log, what: "registry not stored"}
 	for {
 		select {
 		case <-ctx.Done():
@@ -194,9 +195,7 @@ func (cp *ControlPlane) housekeep(ctx context.Context) error {
 			cp.log.Warn("workers fell silent and are removed", "workers", gone)
 			cp.sync()
 		}
-		if err := cp.registry.Flush(now); err != nil {
-			cp.log.Error("registry not stored, will try again", "err", err)
-		}
+		told.note(now, cp.registry.Flush(now))
 	}
 }
 

@@ -32,11 +32,13 @@ import (
 const (
 	snapshotPause = 50 * time.Millisecond
 	snapshotCost  = 4
+	snapshotRetry = 500 * time.Millisecond // after one that could not be written
 )
 
 // keepSnapshot writes all of Envoy's resources to a file whenever they changed,
 // so that an Envoy can start while no control plane runs.
 func (s *server) keepSnapshot(ctx context.Context, path string) error {
+	told := trouble{log: s.log, what: "snapshot not written"}
 	for {
 		select {
 		case <-ctx.Done():
@@ -44,14 +46,16 @@ func (s *server) keepSnapshot(ctx context.Context, path string) error {
 		case <-s.changed:
 		}
 		start := time.Now()
-		if err := s.writeSnapshot(path); err != nil {
-			s.log.Error("snapshot not written, will try again", "err", err)
+		pause := snapshotPause
+		err := s.writeSnapshot(path)
+		if told.note(start, err); err != nil {
 			s.touch()
+			pause = snapshotRetry
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(max(snapshotPause, snapshotCost*time.Since(start))):
+		case <-time.After(max(pause, snapshotCost*time.Since(start))):
 		}
 	}
 }

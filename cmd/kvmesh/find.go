@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -109,11 +110,31 @@ func (f meshFlags) findGateway(ctx context.Context, e *env) (string, error) {
 }
 
 func askMesh(ctx context.Context, api string) (fleet.MeshView, error) {
-	view, err := fleet.NewClient(api).Mesh(ctx)
-	if err != nil {
-		return view, withHint(err, hintControlPlane)
+	return look(ctx, controlPlaneAt(api), fleet.NewClient(api).Mesh)
+}
+
+// lookTime is how long a command that only looks waits for one part's answer.
+const lookTime = 2500 * time.Millisecond
+
+// lookedAt is a part of the mesh as a command names it.
+type lookedAt struct{ name, at, hint string }
+
+func controlPlaneAt(api string) lookedAt { return lookedAt{"the control plane", api, hintControlPlane} }
+
+// look asks a part something, and tells one that is there and says nothing from one that
+// is away.
+func look[T any](ctx context.Context, part lookedAt, ask func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	out, err := ask(bounded)
+	switch {
+	case err == nil:
+		return out, nil
+	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
+		return out, withHint(fmt.Errorf("%s at %s does not answer within %v: it is stopped, hangs, or is overloaded: %w", part.name, part.at, lookTime, err),
+			"requests are served meanwhile; when it stays so, end its process with kill -9: `kvmesh up` starts it again")
 	}
-	return view, nil
+	return out, withHint(err, part.hint)
 }
 
 const hintControlPlane = "is the control plane up, and is this its API? `kvmesh up` starts it again when it dies"

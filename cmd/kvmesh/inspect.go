@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sort"
@@ -45,7 +46,8 @@ func inspectCommand(e *env) *cobra.Command {
 		Long: `Show every endpoint as the control plane wants it and as Envoy has it, and mark
 the differences. Envoy's admin port knows three words only: what the control plane
 calls DRAINING or TIMEOUT, it shows as UNHEALTHY; that is no difference. A difference
-that stays is a push that did not arrive, or Envoy's own ejection or health check.`,
+that stays is a push that did not arrive, or Envoy's own ejection or health check.
+While the control plane does not answer, Envoy's half is shown alone, and it fails.`,
 		Example: `  kvmesh inspect
   kvmesh inspect --api 127.0.0.1:9000
   kvmesh inspect -o json | jq '.endpoints[] | select(.differs != "")'`,
@@ -59,22 +61,32 @@ that stays is a push that did not arrive, or Envoy's own ejection or health chec
 			if err != nil {
 				return err
 			}
-			diffs, err := compareEndpoints(c.Context(), m.API, m.Admin)
+			// Without the control plane Envoy's half is worth all the more.
+			want, unknown := look(c.Context(), controlPlaneAt(m.API), fleet.NewClient(m.API).Clusters)
+			diffs, err := besideEnvoy(c.Context(), want, m.Admin)
 			if err != nil {
-				return err
+				return errors.Join(unknown, err)
+			}
+			if unknown != nil {
+				unknown = fmt.Errorf("what is wanted is not known, this is Envoy's half only: %w", unknown)
+				for i := range diffs {
+					diffs[i].Differs = "not known"
+				}
 			}
 			listens := edgeListens(c.Context(), m.Admin)
-			folder := m.RunDir == "" || !absent(m.RunDir) // only the mesh of this folder says where its is
+			folder := m.RunDir == "" || isFolder(m.RunDir) // only the mesh of this folder says where its is
 			if js {
-				return writeJSON(e.stdout, map[string]any{"endpoints": diffs, "edge_listens": listens, "run_dir_exists": folder})
+				return errors.Join(writeJSON(e.stdout, map[string]any{
+					"endpoints": diffs, "edge_listens": listens, "run_dir_exists": folder, "wanted_known": unknown == nil,
+				}), unknown)
 			}
 			if !folder {
-				fmt.Fprintf(e.stdout, "! The run folder %s is gone; `up` makes it again within some seconds, and says so.\n", m.RunDir)
+				fmt.Fprintf(e.stdout, "! The run folder %s is gone; `up` makes it again within some seconds, or says why it cannot.\n", m.RunDir)
 			}
 			if !listens {
 				fmt.Fprintln(e.stdout, "! Envoy has no port for clients: does another process hold it? Nobody is served.")
 			}
-			return printDiffs(e.stdout, diffs)
+			return errors.Join(printDiffs(e.stdout, diffs), unknown)
 		},
 	}
 	f.addAPI(c)
@@ -89,9 +101,17 @@ func compareEndpoints(ctx context.Context, api, adminURL string) ([]endpointDiff
 	if err != nil {
 		return nil, withHint(err, hintControlPlane)
 	}
-	have, err := admin.NewClient(adminURL).Clusters(ctx, "^"+names.PoolPrefix)
+	return besideEnvoy(ctx, want, adminURL)
+}
+
+// besideEnvoy puts what Envoy has beside what is wanted.
+func besideEnvoy(ctx context.Context, want []fleet.ClusterView, adminURL string) ([]endpointDiff, error) {
+	at := lookedAt{"Envoy", adminURL, "is Envoy up, and is this its admin port? --admin URL names another"}
+	have, err := look(ctx, at, func(ctx context.Context) ([]admin.Cluster, error) {
+		return admin.NewClient(adminURL).Clusters(ctx, "^"+names.PoolPrefix)
+	})
 	if err != nil {
-		return nil, withHint(err, "is Envoy up, and is this its admin port? --admin URL names another")
+		return nil, err
 	}
 	rows := map[string]*endpointDiff{}
 	for _, cl := range want {

@@ -17,8 +17,9 @@ func purgeCommand(e *env) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove what was fetched, and what runs left in this clone",
-		Long: `Purge removes the cache of fetched assets, which all clones share, and this
-clone's .tools and .kvmesh (links, logs, the state of the last run). It says
+		Long: `Purge removes the cache of fetched assets, which all clones share, this
+clone's .tools and .kvmesh (links, logs, the state of the last run), and the folders
+that runs left behind which were killed as a whole (in TMPDIR and /dev/shm). It says
 what each is and how big, and what it leaves. Files that KVMESH_* variables name
 are not touched. While a mesh of this folder runs, nothing is removed.`,
 		Example: "  kvmesh purge --dry-run   # only say what would go\n  kvmesh purge",
@@ -48,7 +49,8 @@ func purge(e *env, dryRun, force bool) error {
 	if pid, held := supervise.Holder(filepath.Join(state, lockFile)); held && !dryRun && !force {
 		return withHint(fmt.Errorf("a mesh of this folder is running (process %d)", pid), "stop it first (Ctrl-C), or purge --force")
 	}
-	for _, dir := range []string{cache, filepath.Join(here, ".tools"), state} {
+	// Before the state, which says where some of them are.
+	for _, dir := range append(leftovers(e, state), cache, filepath.Join(here, ".tools"), state) {
 		if err := purgeDir(e, dir, dryRun); err != nil {
 			return fmt.Errorf("purge %s: %w", dir, err)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -30,9 +31,12 @@ func streamsCommand(e *env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var list fleet.StreamList
-			if err := get(c.Context(), gateway+"/v1/streams", &list); err != nil {
-				return withHint(err, "is the gateway up, and is this its --metrics port? `kvmesh up` starts it again when it dies")
+			at := lookedAt{"the gateway", gateway, "is the gateway up, and is this its --metrics port? `kvmesh up` starts it again when it dies"}
+			list, err := look(c.Context(), at, func(ctx context.Context) (list fleet.StreamList, err error) {
+				return list, get(ctx, gateway+"/v1/streams", &list)
+			})
+			if err != nil {
+				return err
 			}
 			if js {
 				return writeJSON(e.stdout, list)

@@ -17,6 +17,8 @@ import (
 // told when the folder was made again.
 type runFolder struct {
 	files map[string][]byte // by path; set before anything runs
+	// complaint is why it could not be made again, "" when it could; the keeper's.
+	complaint string
 
 	mu   sync.Mutex
 	ctx  context.Context    // guarded by mu; ends when the folder is made again
@@ -73,7 +75,7 @@ func (k *keeper) folderGone() bool {
 }
 
 // hintRestart is what helps when the run folder cannot be made again.
-const hintRestart = "stop this mesh and start it again"
+const hintRestart = "remove what is in its place, or stop this mesh and start it again"
 
 // remakeTime bounds how long one part may take to come back with its sockets.
 const remakeTime = 20 * time.Second
@@ -82,15 +84,19 @@ const remakeTime = 20 * time.Second
 // processes', so these are started again, one after the other; that ends the answers
 // which run.
 func (m *localMesh) remake(ctx context.Context) {
+	if err := m.refill(); err != nil {
+		if err.Error() != m.folder.complaint { // it is tried again every other second
+			m.e.log.Error("the run folder was removed under the running mesh, and cannot be made again", "dir", m.runDir, "err", err, "hint", hintRestart)
+		}
+		m.folder.complaint = err.Error()
+		return
+	}
+	m.folder.complaint = ""
 	m.e.log.Error("the run folder was removed under the running mesh; it is made again, which ends the answers that run", "dir", m.runDir)
 	client := fleet.NewClient(m.ready().API)
 	before, err := client.Workers(ctx)
 	if err != nil {
 		m.e.log.Warn("drains of workers are lost with the run folder", "err", err)
-	}
-	if err := m.refill(); err != nil {
-		m.e.log.Error("the run folder cannot be made again", "dir", m.runDir, "err", err, "hint", hintRestart)
-		return
 	}
 	m.folder.again() // the sockets of this process
 	s := socketsIn(m.runDir)
@@ -142,7 +148,10 @@ func (m *localMesh) refill() error {
 	if err != nil {
 		return err
 	}
-	if owner, ok := st.Sys().(*syscall.Stat_t); !st.IsDir() || ok && int(owner.Uid) != os.Geteuid() {
+	if !st.IsDir() {
+		return fmt.Errorf("%s is not a folder any more", m.runDir)
+	}
+	if owner, ok := st.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s is somebody else's", m.runDir)
 	}
 	if err := os.Chmod(m.runDir, 0o700); err != nil {
@@ -152,6 +161,9 @@ func (m *localMesh) refill() error {
 		if err := os.MkdirAll(m.kv.dir, 0o700); err != nil {
 			return err
 		}
+	}
+	if err := m.ownAgain(); err != nil {
+		return err
 	}
 	for path, data := range m.folder.files {
 		if err := os.WriteFile(path, data, 0o600); err != nil {

@@ -45,6 +45,7 @@ func (m *localMesh) keep(ctx context.Context) {
 		}
 		k.files()
 		k.lock()
+		k.owner()
 		k.logs(ctx)
 		if k.gone(filepath.Join(m.stateDir, upFile)) {
 			k.told(upFile, m.writeUp())
@@ -69,7 +70,13 @@ func (k *keeper) gone(path string) bool {
 // absent reports whether nothing has that path.
 func absent(path string) bool {
 	_, err := os.Lstat(path)
-	return errors.Is(err, fs.ErrNotExist)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) // a file is where its folder was
+}
+
+// isFolder reports whether a path names a folder.
+func isFolder(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && st.IsDir()
 }
 
 // told logs that something was made again.
@@ -155,6 +162,14 @@ func (k *keeper) lock() {
 	}
 	k.missing[path] = err != nil
 	k.told(path, err)
+}
+
+// owner marks the folder of the KV again, which the workers make when somebody removed it.
+func (k *keeper) owner() {
+	if err := k.m.ownAgain(); err != nil && !k.missing[ownerFile] {
+		k.missing[ownerFile] = true
+		k.m.e.log.Warn("after SIGKILL of the whole mesh a folder will be left behind", "err", err)
+	}
 }
 
 // logs makes the folder of the logs again, and has everybody open its file anew.

@@ -43,11 +43,11 @@ func (m *localMesh) makeKV() error {
 	}
 	dir, err := os.MkdirTemp(parent, "kvmesh-kv-") // only this user can enter it
 	if err != nil {
-		return withHint(fmt.Errorf("folder for the KV of streams: %w", err), "set Mesh.spec.kv.dir to a folder that can be written, or to off")
+		return fullError(fmt.Errorf("folder for the KV of streams: %w", err), parent, "set Mesh.spec.kv.dir to a folder that can be written, or to off")
 	}
 	m.kv.dir = filepath.Clean(dir)
 	m.reaper.RemoveDir(m.kv.dir)
-	return nil
+	return m.own(m.kv.dir)
 }
 
 // freeBytes is the room that a file system has for this user.

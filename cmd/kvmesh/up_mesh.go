@@ -36,7 +36,8 @@ type localMesh struct {
 		limit int64  // bytes
 	}
 
-	lock     *supervise.Lock // of stateDir
+	lock     *supervise.Lock   // of stateDir
+	owned    []*supervise.Lock // of the folders of this run
 	reaper   *supervise.Reaper
 	group    *supervise.Group
 	envoyLog *lumberjack.Logger
@@ -84,6 +85,9 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 		_ = os.RemoveAll(m.runDir) // nothing is in it yet
 		return err
 	}
+	if err := m.own(m.runDir); err != nil {
+		return err
+	}
 	if err := m.writeSecret(); err != nil {
 		return err
 	}
@@ -99,13 +103,15 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
+const hintDir = "--dir DIR puts it into a folder that can be written"
+
 // takeFolder makes dir/.kvmesh and claims it for this process.
 func (m *localMesh) takeFolder(dir string) (err error) {
 	if m.stateDir, err = filepath.Abs(filepath.Join(dir, stateFolder)); err != nil {
 		return fmt.Errorf("state folder: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Join(m.stateDir, "logs"), 0o700); err != nil {
-		return withHint(fmt.Errorf("state folder: %w", err), "--dir DIR puts it into a folder that can be written")
+		return fullError(fmt.Errorf("state folder: %w", err), m.stateDir, hintDir)
 	}
 	m.lock, err = supervise.Take(filepath.Join(m.stateDir, lockFile))
 	if h, ok := errors.AsType[*supervise.HeldError](err); ok {
@@ -117,8 +123,9 @@ func (m *localMesh) takeFolder(dir string) (err error) {
 			"stop that one first (Ctrl-C, or kill its process), or give this one a folder of its own with --dir DIR")
 	}
 	if err != nil {
-		return withHint(fmt.Errorf("state folder: %w", err), "--dir DIR puts it into a folder that can be written")
+		return fullError(fmt.Errorf("state folder: %w", err), m.stateDir, hintDir)
 	}
+	m.sweep()
 	// What a killed process left there must not be taken for this mesh.
 	return m.forget()
 }
@@ -205,6 +212,9 @@ func (m *localMesh) close() {
 		if err := m.envoyLog.Close(); err != nil {
 			m.e.log.Warn("close Envoy's log", "err", err)
 		}
+	}
+	for _, l := range m.owned {
+		_ = l.Close() // of a folder that is gone
 	}
 	if m.lock == nil {
 		return

@@ -28,9 +28,9 @@ func workersCommand(e *env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list, err := fleet.NewClient(m.API).Workers(c.Context())
+			list, err := look(c.Context(), controlPlaneAt(m.API), fleet.NewClient(m.API).Workers)
 			if err != nil {
-				return withHint(err, hintControlPlane)
+				return err
 			}
 			if js {
 				return writeJSON(e.stdout, fleet.WorkerList{Workers: list})

@@ -51,7 +51,10 @@ func Take(path string) (*Lock, error) {
 	for {
 		l, err := try(path)
 		if err == nil {
-			return l, l.sign()
+			if err := l.sign(); err != nil {
+				return nil, err // it is closed
+			}
+			return l, nil
 		}
 		if _, held := errors.AsType[*HeldError](err); !held || time.Now().After(deadline) {
 			return nil, err

@@ -79,10 +79,11 @@ type Store struct {
 	// pending is what this process has reserved and not yet written.
 	pending atomic.Int64
 
-	// life is held for reading by every call, and for writing by Close, because
-	// Close unmaps the control words.
+	// life is held for reading by every call, and for writing by Close and again,
+	// because they unmap the control words.
 	life   sync.RWMutex
 	closed bool
+	epoch  int // how often the directory was made again
 	// patience is how long Close waits for calls. It does not change.
 	patience time.Duration
 
@@ -113,12 +114,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg = cfg.withDefaults()
 	s := &Store{cfg: cfg, dir: cfg.Dir, wake: make(chan struct{}, 1), patience: closeTime}
 	if err := s.open(); err != nil {
-		if s.writer.lock != nil {
-			s.writer.lock.Close()
-		}
-		if s.root != nil {
-			s.root.Close()
-		}
+		s.abandon()
 		return nil, fmt.Errorf("open KV store: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -225,7 +221,8 @@ func (s *Store) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// It cannot be had only while Close waits for it, which may be long.
+	// It cannot be had only while Close waits for it, which may be long, or again, after
+	// which the call would find nothing.
 	if !s.life.TryRLock() {
 		return kvcache.ErrClosed
 	}

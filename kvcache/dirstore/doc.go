@@ -31,6 +31,13 @@
 // wait for its other end. A call that waits for a file system all the same, such as one
 // whose server is away, waits as long as that: a caller that cannot must not wait for it.
 //
+// # Removed from outside
+//
+// Each process looks every second whether the directory has its name and the process
+// its mark there. If not, it opens the directory anew, making what is missing: what was
+// stored is lost, and open tails begin again. One that cannot be made is said once, and
+// tried every second.
+//
 // # Index
 //
 // The folders are the index: the children of a block are the files in the folder

@@ -49,11 +49,15 @@ func (s *Store) retire() {
 	s.writer.lock.Close()
 }
 
-// background makes room before it is short, and sweeps now and then. It is the
+// background makes room before it is short, sweeps now and then, and makes a directory
+// again that somebody removed. It is the
 // only goroutine of a store; what goes wrong in it is logged and tried again.
 func (s *Store) background(ctx context.Context) {
 	tick := time.NewTicker(s.cfg.SweepEvery)
 	defer tick.Stop()
+	looks := time.NewTicker(lookEvery)
+	defer looks.Stop()
+	failed := false
 	for {
 		var err error
 		select {
@@ -63,6 +67,8 @@ func (s *Store) background(ctx context.Context) {
 			if err = s.evict(ctx); err == nil && ctx.Err() == nil {
 				continue
 			}
+		case <-looks.C:
+			failed = s.look(ctx, failed)
 		case now := <-tick.C:
 			err = s.Sweep(ctx, now)
 		}

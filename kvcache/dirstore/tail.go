@@ -77,11 +77,14 @@ type tail struct {
 	next int
 	head []byte // the last record's header, kept for its memory
 	done bool   // closed
+
+	epoch int // of the store when the tail was opened
 }
 
 // open raises the fence and makes the first file. It asks for another try if the
 // stream was dropped at the same time.
 func (t *tail) open() (again bool, err error) {
+	t.epoch = t.s.epoch
 	if t.fence, err = t.s.openWords(t.dir, fenceName, make([]byte, fenceSize)); err != nil {
 		return errors.Is(err, fs.ErrNotExist), err
 	}
@@ -131,6 +134,11 @@ func (t *tail) begin(spec kvcache.TailSpec) error {
 func (t *tail) check() error {
 	if t.done {
 		return kvcache.ErrClosed
+	}
+	if t.epoch != t.s.epoch {
+		if err := t.renew(); err != nil {
+			return err
+		}
 	}
 	// A load from memory that is shared with whoever opens a higher attempt: this
 	// is all that an append pays for the fence.

@@ -204,7 +204,8 @@ func partName(args []string) string {
 	return ""
 }
 
-// Signal sends a signal to a part, which must be running.
+// Signal sends a signal to a part, which must be running. After one to "up" it waits for
+// the end, but for SIGSTOP and SIGCONT.
 func (m *Mesh) Signal(t testing.TB, part string, sig syscall.Signal) {
 	t.Helper()
 	pid := m.PID(part)
@@ -214,7 +215,7 @@ func (m *Mesh) Signal(t testing.TB, part string, sig syscall.Signal) {
 	if err := syscall.Kill(pid, sig); err != nil {
 		t.Fatalf("%v to %s: %v", sig, part, err)
 	}
-	if part == "up" {
+	if part == "up" && sig != syscall.SIGSTOP && sig != syscall.SIGCONT {
 		m.killed, m.asked = sig == syscall.SIGKILL, sig == syscall.SIGTERM
 		if err := m.Stop(); err != nil {
 			t.Errorf("stop the mesh: %v", err)
