@@ -30,7 +30,7 @@ func TestMalformedFields(t *testing.T) {
 		{textPath, ask + `,"suffix":"x"}`, "suffix"},
 		{textPath, ask + `,"suffix":7}`, "suffix"},
 		{textPath, `{"model":"sim","prompt":[1.5]}`, "prompt"},
-		{chatPath, `{"model":"sim","messages":[{"role":"user","content":"x","name":7}]}`, "messages[0]"},
+		{chatPath, `{"model":"sim","messages":[{"role":"user","content":"x","name":7}]}`, "messages[0].name"},
 		{"/v1/embeddings", `{"model":"sim","input":[[true]]}`, "input[0]"},
 		{"/detokenize", `{"tokens":["a"]}`, "tokens"},
 		{"/sim", `{"running":"x"}`, "running"},

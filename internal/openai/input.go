@@ -2,11 +2,9 @@ package openai
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
-	"reflect"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -133,7 +131,7 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		return Message{}, Invalid(param, "Invalid '%s': expected an object with 'role' and 'content'.", param)
 	}
 	if err := json.Unmarshal(raw, &m); err != nil {
-		return Message{}, wrongMember(err, param)
+		return Message{}, undecoded(param, err)
 	}
 	switch m.Role {
 	case "system", "developer", "user", "assistant", "tool", "function":
@@ -161,20 +159,6 @@ func decodeMessage(raw []byte, param string) (Message, *Error) {
 		}
 	}
 	return Message{Role: m.Role, Content: text, Name: m.Name, ToolCalls: m.ToolCalls, ToolCallID: m.ToolCallID}, err
-}
-
-// wrongMember names the member of an object, at param, that has the wrong type.
-func wrongMember(err error, param string) *Error {
-	te, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	if !ok || te.Field == "" {
-		return Invalid(param, "Invalid '%s': not an object of the expected form.", param)
-	}
-	name, _, deeper := strings.Cut(te.Field, ".")
-	at, want := param+"."+name, "a string"
-	if deeper || te.Type.Kind() != reflect.String {
-		want = "an array of objects" // tool_calls is the only one
-	}
-	return Invalid(at, "Invalid type for '%s': expected %s.", at, want)
 }
 
 // decodeContent flattens a message's content to text.
