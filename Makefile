@@ -63,10 +63,10 @@ e2e: tools ## the scripts on a real Envoy only, never from the test cache
 # The servers are built or installed once into the user's cache, or are your own:
 # KVMESH_LLAMA_SERVER; KVMESH_VLLM (a Python with vLLM) and KVMESH_VLLM_MODEL.
 e2e-llama-server: tools ## sidecars in front of a real llama-server, built the first time (5 to 20 minutes)
-	@server=$$(sh scripts/llama-server.sh) && KVMESH_LLAMA_SERVER=$$server CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestLlamaServer' ./test/e2e
+	@server=$$(sh scripts/llama-server.sh) && KVMESH_LLAMA_SERVER=$$server CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestLlamaServer' ./test/e2e
 
 e2e-vllm-sidecar: tools ## sidecars in front of a real vLLM on the CPU, installed the first time (3 GB)
-	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
+	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
 
 bench: tools ## benchmarks, COUNT times each; BENCH and BENCHPKGS choose, OLD=FILE compares
 	@mkdir -p bin

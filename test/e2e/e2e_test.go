@@ -3,17 +3,32 @@ package e2e
 import (
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/kvmesh/kvmesh/internal/supervise"
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
 // bin is the binary under test, built once.
 var bin string
+
+// reaper ends the processes that it was told of when this one is gone.
+var reaper *supervise.Reaper
+
+// endWithParent ends this process when the one that started it is gone: `go test` passes
+// no signal on to the tests when it is killed.
+func endWithParent() {
+	for parent := os.Getppid(); os.Getppid() == parent; time.Sleep(time.Second) {
+	}
+	fmt.Fprintln(os.Stderr, "the process that started the tests is gone")
+	os.Exit(1)
+}
 
 func TestMain(m *testing.M) {
 	asCurl()
@@ -27,7 +42,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	// What the tests start ends with them, also where they are killed.
+	if reaper, err = supervise.StartReaper(slog.New(slog.DiscardHandler), bin, []string{"reap"}, dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	go endWithParent()
 	code := m.Run()
+	_ = reaper.Close()    // what it did not end ended by itself
 	_ = os.RemoveAll(dir) // the temporary folder is swept anyway
 	os.Exit(code)
 }

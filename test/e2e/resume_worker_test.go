@@ -68,9 +68,11 @@ func launch(t testing.TB, id string, args ...string) *process {
 	p.cmd = exec.Command(bin, append([]string{"worker", "--id", id, "--listen", addr, "--drain", "1s"}, args...)...)
 	p.cmd.Env = append(os.Environ(), "KVMESH_RELAY_SECRET="+relaySecret)
 	p.cmd.Stderr = p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	reaper.Add(p.cmd.Process.Pid)
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
@@ -96,6 +98,7 @@ func (p *process) kill() {
 	if p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill() // fails only when it is gone
 		_ = p.cmd.Wait()
+		reaper.Remove(p.cmd.Process.Pid)
 	}
 }
 

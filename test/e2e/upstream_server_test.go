@@ -113,9 +113,11 @@ func (u *upstream) start(t *testing.T) {
 	if err := u.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	reaper.Add(u.cmd.Process.Pid)
 	ended := make(chan struct{})
 	go func() {
 		_ = u.cmd.Wait() // it is killed
+		reaper.Remove(u.cmd.Process.Pid)
 		close(ended)
 	}()
 	t.Cleanup(func() {
