@@ -39,7 +39,7 @@ func checkSpans(flags *pflag.FlagSet, spans ...span) error {
 
 // The ends of ranges that have no better one.
 const (
-	mostNumber = 1 << 24
+	mostNumber = 1 << 30
 	mostBytes  = 1 << 40
 	anyTime    = math.MaxInt64
 )

@@ -116,28 +116,42 @@ func lastingTail(t *testing.T, ts kvcache.Tails, sp kvcache.TailSpec, round int)
 	appendRanges(t, w, sp, run{sp.First, sp.First + round + 5, 1})
 }
 
-// writeOwner writes chains, and a tail of its own beside each.
+// writeOwner writes chains, and a tail of its own beside each. Where a store has no room
+// for more of one, which it may say while another writer's remains count, the next is
+// begun.
 func writeOwner(s kvcache.Store, j job) error {
 	for c := range ownerChains {
-		w, sp, err := ownerTail(s, j.Seed, c)
-		if err != nil {
+		err := writeChain(s, j.Seed, c)
+		if errors.Is(err, kvcache.ErrFull) {
+			for i := range ownerBlocks { // whoever waits for so many lines gets them
+				fmt.Println("none", c, i)
+			}
+		} else if err != nil {
 			return err
-		}
-		for i, f := range ownerChain(j.Seed, c) {
-			if err := s.Put(context.Background(), f); err != nil {
-				return err
-			}
-			fmt.Println("block", c, i)
-			if w == nil {
-				continue
-			}
-			if err := w.Append(rangeAt(sp.Stream, 1, sp.First+i, 1)); err != nil {
-				return err
-			}
-			fmt.Println("tail", c, i)
 		}
 	}
 	return waitForEnd()
+}
+
+func writeChain(s kvcache.Store, seed uint64, c int) error {
+	w, sp, err := ownerTail(s, seed, c)
+	if err != nil {
+		return err
+	}
+	for i, f := range ownerChain(seed, c) {
+		if err := s.Put(context.Background(), f); err != nil {
+			return err
+		}
+		fmt.Println("block", c, i)
+		if w == nil {
+			continue
+		}
+		if err := w.Append(rangeAt(sp.Stream, 1, sp.First+i, 1)); err != nil {
+			return err
+		}
+		fmt.Println("tail", c, i)
+	}
+	return nil
 }
 
 // ownerChain is the c-th chain that an owner writes.
@@ -176,9 +190,10 @@ func (a *acks) note(t *testing.T, line string) {
 	if _, err := fmt.Sscan(line, &what, &c, &i); err != nil {
 		t.Fatalf("line %q: %v", line, err)
 	}
-	if what == "block" {
+	switch what {
+	case "block":
 		a.blocks[c] = i + 1
-	} else {
+	case "tail":
 		a.tails[c] = i + 1
 	}
 }
@@ -201,11 +216,18 @@ func testOwnerKilled(t *testing.T, h Harness) {
 				checkAcks(t, s, uint64(old), all[old])
 			}
 		}
-		if _, ok := stats(s); ok && refusals(s) != 0 {
-			t.Fatalf("round %d: %d blocks or records were refused", round, refusals(s))
+		if n := refusals(s) - cutRecords(s); n != 0 {
+			t.Fatalf("round %d: %d blocks or records were refused", round, n)
 		}
 		s.Close()
 	}
+}
+
+// cutRecords is how many records of tails a store has refused because they end early: a
+// kill may cut the one that is being written, which nobody has acknowledged.
+func cutRecords(s kvcache.Store) uint64 {
+	st, _ := stats(s)
+	return st.Refused[kvcache.ReasonTorn]
 }
 
 // kills is how often a writer is killed.
@@ -274,8 +296,10 @@ func testOwnerKilledFull(t *testing.T, h Harness) {
 				}
 			}
 		}
-		// A store may make an open tail without asking for the room of its head.
-		if st, ok := stats(s); ok && (refusals(s) != 0 || st.Used > st.Limit+64<<10) {
+		// A store may make an open tail without asking for the room of its head, and a
+		// writer may be killed between its block and the eviction that makes room for it.
+		const over = ownerSize + 64<<10
+		if st, ok := stats(s); ok && (refusals(s) != cutRecords(s) || st.Used > st.Limit+over) {
 			t.Fatalf("round %d: %d refusals, %d of %d bytes in use", round, refusals(s), st.Used, st.Limit)
 		}
 		s.Close()

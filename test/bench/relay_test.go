@@ -252,6 +252,7 @@ func startWorker(b *testing.B, sock string, tokens int, pace *steps) *http.Serve
 	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.Header().Set(names.Upstream, r.Header.Get(names.Destination))
+		w.Header().Set(names.Worker, r.Header.Get(names.ExpectWorker))
 		rc := http.NewResponseController(w)
 		wait, stop := pace.stream()
 		defer stop()

@@ -38,6 +38,7 @@ func slowWorker(t *testing.T, sock string, sent *atomic.Int64) *http.Server {
 	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.Header().Set(names.Upstream, r.Header.Get(names.Destination))
+		w.Header().Set(names.Worker, r.Header.Get(names.ExpectWorker))
 		rc := http.NewResponseController(w)
 		for quick := r.Header.Get(headerQuick) != ""; quick; sent.Add(int64(len(large))) {
 			if _, err := io.WriteString(w, large); err != nil || rc.Flush() != nil {
