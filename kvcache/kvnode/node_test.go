@@ -301,7 +301,7 @@ func TestStrangers(t *testing.T) {
 		}
 	}
 	// Requests that are whole and make no sense are answered.
-	for what := op(0); what < 30; what++ {
+	for what := range op(30) {
 		for _, body := range [][]byte{nil, {1}, make([]byte, 100), bytes.Repeat([]byte{0xff}, 300)} {
 			_, err := c.askOnce(context.Background(), what, func(b []byte) []byte { return append(b, body...) }, nil)
 			if err != nil && !told(err) {
