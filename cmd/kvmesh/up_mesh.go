@@ -19,6 +19,7 @@ import (
 // localMesh is everything that `kvmesh up` decided before it starts anything,
 // and the children it then runs.
 type localMesh struct {
+	ports supervise.Ports // of all parts
 	e     *env
 	set   *policy.Set
 	self  string // this executable
@@ -169,7 +170,7 @@ func (m *localMesh) pickPorts() error {
 		{"api", &m.addr.api, l.API},
 		{"metrics", &m.addr.metrics, l.Metrics},
 	} {
-		addr, err := supervise.FreePort(p.addr)
+		addr, err := m.ports.Free(p.addr)
 		if err != nil {
 			return withHint(fmt.Errorf("%s: %w", p.name, err),
 				"is another `kvmesh up` running? --"+p.name+" 127.0.0.1:0 takes a free port; the Mesh document's listen."+p.name+" does so for good")
@@ -179,7 +180,7 @@ func (m *localMesh) pickPorts() error {
 	for i := range m.set.Pools {
 		pool := &m.set.Pools[i]
 		for _, w := range pool.Local {
-			addr, err := supervise.FreePort(net.JoinHostPort("127.0.0.1", strconv.Itoa(w.Port)))
+			addr, err := m.ports.Free(net.JoinHostPort("127.0.0.1", strconv.Itoa(w.Port)))
 			if err != nil {
 				return fmt.Errorf("worker %s: %w", w.ID, err)
 			}

@@ -290,6 +290,30 @@ func TestReapRefusesGarbage(t *testing.T) {
 	}
 }
 
+// TestPorts: no port is given out twice, here or by somebody else who holds some.
+func TestPorts(t *testing.T) {
+	var one, two Ports
+	seen := map[string]bool{}
+	for i := range 2000 {
+		p := &one
+		if i%2 == 1 {
+			p = &two
+		}
+		addr, err := p.Free("127.0.0.1:0")
+		if err != nil || seen[addr] {
+			t.Fatalf("port %d: %s, %v", i, addr, err)
+		}
+		seen[addr] = true
+	}
+	for _, p := range []*Ports{&one, &two} {
+		for _, c := range p.held {
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func TestFreePort(t *testing.T) {
 	addr, err := FreePort("127.0.0.1:0")
 	if err != nil {
