@@ -83,7 +83,7 @@ func BenchmarkMeshStreams(b *testing.B) {
 	for b.Loop() {
 		var wg sync.WaitGroup
 		for i := range streams {
-			wg.Go(func() { client.silence(i) })
+			wg.Go(func() { client.gap(i) })
 		}
 		wg.Wait()
 		total += streams * tokens
