@@ -151,15 +151,15 @@ func HeaderNeed(b []byte) (int, error) {
 	le := binary.LittleEndian
 	switch {
 	case len(b) < 24:
-		return 0, refuse(ReasonTorn, "%d bytes", len(b))
+		return 0, Refuse(ReasonTorn, "%d bytes", len(b))
 	case string(b[:4]) != magic:
-		return 0, refuse(ReasonMagic, "no frame")
+		return 0, Refuse(ReasonMagic, "no frame")
 	case le.Uint16(b[4:]) != Version:
-		return 0, refuse(ReasonVersion, "version %d, this reader knows %d", le.Uint16(b[4:]), Version)
+		return 0, Refuse(ReasonVersion, "version %d, this reader knows %d", le.Uint16(b[4:]), Version)
 	}
 	n := int64(le.Uint32(b[12:]))
 	if n < fixedLen || n > int64(HeaderLen(MaxTokens, MaxParts)) || n%alignment != 0 || int64(le.Uint64(b[16:])) < n {
-		return 0, refuse(ReasonTorn, "header of %d bytes", n)
+		return 0, Refuse(ReasonTorn, "header of %d bytes", n)
 	}
 	return int(n), nil
 }
@@ -173,12 +173,12 @@ func DecodeHeader(b []byte) (Header, error) {
 		return Header{}, err
 	}
 	if len(b) < n {
-		return Header{}, refuse(ReasonTorn, "%d bytes of a header of %d", len(b), n)
+		return Header{}, Refuse(ReasonTorn, "%d bytes of a header of %d", len(b), n)
 	}
 	b = b[:n]
 	le := binary.LittleEndian
 	if headerSum(b) != le.Uint32(b[8:]) {
-		return Header{}, refuse(ReasonChecksum, "header")
+		return Header{}, Refuse(ReasonChecksum, "header")
 	}
 	return parseHeader(b)
 }
@@ -191,7 +191,7 @@ func parseHeader(b []byte) (Header, error) {
 	h := Header{First: int(le.Uint64(b[24:])), Len: int64(len(b)), Total: int64(le.Uint64(b[16:]))}
 	if tokens < 1 || tokens > MaxTokens || parts < 1 || parts > MaxParts || h.First < 0 || h.Total > MaxSize ||
 		len(b) != HeaderLen(int(tokens), int(parts)) {
-		return Header{}, refuse(ReasonTorn, "%d tokens and %d parts at %d in a header of %d bytes", tokens, parts, h.First, len(b))
+		return Header{}, Refuse(ReasonTorn, "%d tokens and %d parts at %d in a header of %d bytes", tokens, parts, h.First, len(b))
 	}
 	copy(h.Fingerprint[:], b[40:])
 	copy(h.Root[:], b[72:])
@@ -203,19 +203,19 @@ func parseHeader(b []byte) (Header, error) {
 	for i := range h.Parts {
 		p := parsePart(index[i*partLen:])
 		if p.Offset != at || p.Size < 0 || p.Size > h.Total-at {
-			return Header{}, refuse(ReasonTorn, "part %d has %d bytes at %d of %d", i, p.Size, p.Offset, h.Total)
+			return Header{}, Refuse(ReasonTorn, "part %d has %d bytes at %d of %d", i, p.Size, p.Offset, h.Total)
 		}
 		if p.Codec >= codecs {
-			return Header{}, refuse(ReasonCodec, "part %d has codec %d", i, p.Codec)
+			return Header{}, Refuse(ReasonCodec, "part %d has codec %d", i, p.Codec)
 		}
 		at += p.Size
 		h.Parts[i] = p
 	}
 	if at != h.Total {
-		return Header{}, refuse(ReasonTorn, "parts end at byte %d of %d", at, h.Total)
+		return Header{}, Refuse(ReasonTorn, "parts end at byte %d of %d", at, h.Total)
 	}
 	if h.Space.Key(h.Parent, h.IDs) != h.Key {
-		return Header{}, refuse(ReasonKey, "the key is not that of the tokens")
+		return Header{}, Refuse(ReasonKey, "the key is not that of the tokens")
 	}
 	return h, nil
 }
@@ -238,7 +238,7 @@ func Decode(b []byte, want Ref) (*Frame, error) {
 		return nil, err
 	}
 	if h.Total != int64(len(b)) {
-		return nil, refuse(ReasonTorn, "%d bytes of a frame of %d", len(b), h.Total)
+		return nil, Refuse(ReasonTorn, "%d bytes of a frame of %d", len(b), h.Total)
 	}
 	if err := h.Check(want); err != nil {
 		return nil, err
@@ -262,11 +262,11 @@ func (h *Header) PartsOf(from, to int) []int {
 func (h *Header) Check(want Ref) error {
 	switch {
 	case h.Fingerprint != want.Fingerprint:
-		return refuse(ReasonForeign, "of another model or layout")
+		return Refuse(ReasonForeign, "of another model or layout")
 	case h.Root != want.Root:
-		return refuse(ReasonForeign, "of another tenant")
+		return Refuse(ReasonForeign, "of another tenant")
 	case h.Parent != want.Parent || h.Key != want.Key:
-		return refuse(ReasonKey, "another block")
+		return Refuse(ReasonKey, "another block")
 	}
 	return nil
 }
@@ -282,7 +282,7 @@ func (f *Frame) Part(i int) ([]byte, error) {
 	}
 	b := f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
 	if Sum(b) != p.Sum {
-		err := refuse(ReasonChecksum, "part %d", i)
+		err := Refuse(ReasonChecksum, "part %d", i)
 		if f.refused != nil {
 			f.refused(err)
 		}
@@ -316,7 +316,7 @@ func (h *Header) Codec() Codec {
 // codec.Payload decodes it.
 func (f *Frame) Payload() ([]byte, error) {
 	if c := f.Codec(); c != CodecRaw {
-		return nil, refuse(ReasonCodec, "the payload is encoded as %v", c)
+		return nil, Refuse(ReasonCodec, "the payload is encoded as %v", c)
 	}
 	if err := f.Verify(); err != nil {
 		return nil, err

@@ -70,7 +70,7 @@ type Refusal struct {
 // Error implements error.
 func (r *Refusal) Error() string { return "refused (" + r.Reason.String() + "): " + r.Detail }
 
-// refuse makes a refusal.
-func refuse(r Reason, format string, args ...any) error {
+// Refuse makes a refusal, as an error. What it says never has content of the block.
+func Refuse(r Reason, format string, args ...any) error {
 	return &Refusal{r, fmt.Sprintf(format, args...)}
 }

@@ -19,6 +19,7 @@ import (
 // kvNodeOptions are the flags of `kvmesh kvnode`.
 type kvNodeOptions struct {
 	arena.Config
+	tiers   tierOptions
 	metrics string
 }
 
@@ -30,10 +31,17 @@ func kvNodeCommand(e *env) *cobra.Command {
 		Long: `Run a KV node. It owns one piece of memory, of a fixed size that is taken at the
 start, and keeps in it the KV that the workers of this host compute. They reach it by
 a Unix socket in --dir and read what they look for in place. What is in the memory
-outlives the node, by SIGKILL too; without the node the workers go on and compute.`,
+outlives the node, by SIGKILL too; without the node the workers go on and compute.
+
+With --nvme, --redis or --s3 what is put into the memory is written there too, in the
+background, and what a worker looks for and is not in the memory is brought back from
+there, where that is faster than to compute it. KV_REDIS_URL takes the place of --redis;
+S3 takes AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and
+AWS_ENDPOINT_URL.`,
 		Example: `  kvmesh kvnode --dir /dev/shm/kvnode --limit 8589934592
   kvmesh worker --kv-node /dev/shm/kvnode --id w1 …
-  kvmesh kvnode --dir /var/lib/kvnode --data /mnt/pmem0/kv --limit 137438953472`,
+  kvmesh kvnode --dir /var/lib/kvnode --data /mnt/pmem0/kv --limit 137438953472
+  kvmesh kvnode --dir /dev/shm/kvnode --nvme /mnt/nvme0/kv --nvme-limit 1099511627776 --s3 s3://kv/prod`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runKVNode(c.Context(), e, o) },
 	}
@@ -44,18 +52,29 @@ outlives the node, by SIGKILL too; without the node the workers go on and comput
 	f.Int64Var(&o.Quota, "tenant-quota", 0, "bytes from which on the blocks of one tenant and model go first when room is short; 0 = none")
 	f.DurationVar(&o.TailTTL, "tail-ttl", 10*time.Minute, "time without an append after which the open end of a stream is dropped, and what it pins")
 	f.StringVar(&o.metrics, "metrics", "", "ip:port of /health and /metrics (default none)")
+	o.tiers.add(f)
 	_ = c.MarkFlagRequired("dir")
 	return c
 }
 
 func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	o.Prefault, o.Log = true, e.log
+	if err := o.tiers.complete(e); err != nil {
+		return err
+	}
 	begin := time.Now()
 	store, err := arena.Open(o.Config)
 	if err != nil {
 		return withHint(err, "give --dir a directory of this user, best below /dev/shm, that no other node has, and --limit less than what is free there")
 	}
 	defer store.Close()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(kvmetrics.New("memory", store))
+	below, done, err := o.tiers.open(e, store, registry)
+	defer done()
+	if err != nil {
+		return err
+	}
 	l, err := kvnode.Listen(o.Dir)
 	if err != nil {
 		return withHint(fmt.Errorf("socket of the KV node: %w", err), "the path of a Unix socket has about 100 characters at most: give a shorter --dir")
@@ -70,17 +89,15 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	}
 	e.log.Info("KV node is ready", "dir", o.Dir, "bytes", store.Stats().Limit, "blocks", blocks, "took", time.Since(begin).Round(time.Millisecond))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return kvnode.NewServer(store, e.log).Serve(ctx, l) })
+	group.Go(func() error { return kvnode.NewServer(store, below, e.log).Serve(ctx, l) })
 	if o.metrics != "" {
-		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(store)) })
+		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}
 	return group.Wait()
 }
 
 // kvNodeHandler serves /health and /metrics of a node.
-func kvNodeHandler(store *arena.Store) http.Handler {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(kvmetrics.New("memory", store))
+func kvNodeHandler(registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

@@ -65,8 +65,11 @@ func (e *env) store(flag string) (*modelstore.Store, error) {
 	return modelstore.Open(dir), nil
 }
 
-// sources says how models are reached, S3 by the variables of Amazon's own tools.
-func (e *env) sources() modelstore.Sources {
+// sources says how models are reached.
+func (e *env) sources() modelstore.Sources { return modelstore.Sources{S3: e.s3()} }
+
+// s3 says how S3 is reached, by the variables of Amazon's own tools.
+func (e *env) s3() s3link.Config {
 	first := func(names ...string) string {
 		for _, name := range names {
 			if v := e.getenv(name); v != "" {
@@ -75,12 +78,12 @@ func (e *env) sources() modelstore.Sources {
 		}
 		return ""
 	}
-	return modelstore.Sources{S3: s3link.Config{
+	return s3link.Config{
 		Endpoint:  first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 		Region:    first("AWS_REGION", "AWS_DEFAULT_REGION"),
 		AccessKey: e.getenv("AWS_ACCESS_KEY_ID"), SecretKey: e.getenv("AWS_SECRET_ACCESS_KEY"),
 		SessionToken: e.getenv("AWS_SESSION_TOKEN"),
-	}}
+	}
 }
 
 func modelsList(e *env) *cobra.Command {

@@ -254,7 +254,8 @@ func (m *localMesh) gatewaySpec() supervise.Spec {
 }
 
 func (m *localMesh) kvNodeSpec() supervise.Spec {
-	return m.selfSpec("kvnode", "kvnode", "--dir", m.kv.dir, "--limit", strconv.FormatInt(m.kv.limit, 10))
+	args := []string{"kvnode", "--dir", m.kv.dir, "--limit", strconv.FormatInt(m.kv.limit, 10)}
+	return m.selfSpec("kvnode", append(args, tierArgs(m.set.Mesh.KV.Tiers)...)...)
 }
 
 func (m *localMesh) workerSpec(w localWorker) supervise.Spec {

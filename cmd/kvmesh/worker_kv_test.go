@@ -86,4 +86,8 @@ func TestKVNodeSpec(t *testing.T) {
 	if args := strings.Join(m.kvNodeSpec().Args, " "); !strings.HasPrefix(args, "kvnode --dir /kv --limit 1048576") {
 		t.Errorf("node %s", args)
 	}
+	m.set.Mesh.KV.Tiers = policy.KVTiers{NVMe: policy.KVDisk{Dir: "/nvme", Limit: 2 << 20}, S3: policy.KVS3{URL: "s3://b", Limit: 3 << 20, Endpoint: "http://h"}}
+	if args := strings.Join(m.kvNodeSpec().Args, " "); !strings.Contains(args, "--nvme /nvme --nvme-limit 2097152 --s3 s3://b --s3-limit 3145728 --s3-endpoint http://h") || strings.Contains(args, "--redis") {
+		t.Errorf("node with tiers %s", args)
+	}
 }

@@ -126,7 +126,6 @@ func (p *parser) mesh(m *Mesh) {
 	m.HeldBodies = cmp.Or(m.HeldBodies, max(512<<20, 2*m.MaxBody))
 	m.HeldStreams = cmp.Or(m.HeldStreams, 256<<20)
 	m.ShareWait = cmp.Or(m.ShareWait, Duration(25*time.Millisecond))
-	m.KV.Limit = cmp.Or(m.KV.Limit, 4<<30)
 	m.BodyTimeout = cmp.Or(m.BodyTimeout, Duration(120*time.Second))
 	m.Envoy.MaxHeap = cmp.Or(m.Envoy.MaxHeap, 1<<30+Arriving*m.HeldBodies)
 	m.ExtProc.MessageTimeout = cmp.Or(m.ExtProc.MessageTimeout, Duration(time.Second))
@@ -148,9 +147,7 @@ func (p *parser) mesh(m *Mesh) {
 	if err := Zone(m.Zone); err != nil {
 		p.wrong(m.At, "zone", "zone %.80q: %v", m.Zone, err)
 	}
-	if m.KV.Limit < LeastKV {
-		p.wrong(m.At, "kv.limit", "kv.limit %v: want at least %v", m.KV.Limit, Bytes(LeastKV))
-	}
+	p.kv(&m.KV, m.At)
 	if m.ShareStreams && m.Registry.Redis == "" {
 		p.wrong(m.At, "shareStreams", "shareStreams needs registry.redis")
 	}

@@ -103,24 +103,6 @@ type Mesh struct {
 	KV           KV       `yaml:"kv"`
 }
 
-// KV says where the local workers of `kvmesh up` keep the KV of their streams, so that
-// each can go on with those of another.
-type KV struct {
-	// Dir is the folder below which a private one is made for each run; default
-	// /dev/shm, or the folder for temporary files where that is small. KVOff keeps none.
-	Dir   string `yaml:"dir"`
-	Limit Bytes  `yaml:"limit"` // most bytes of all workers together, default 4Gi; in /dev/shm at most half of what is free
-	// Node has a process of its own, which `kvmesh up` starts, keep the KV in one piece of
-	// memory, all of which is taken at the start. False is a directory that the workers share.
-	Node bool `yaml:"node"`
-}
-
-// LeastKV is the smallest KV.Limit, in bytes: a few blocks.
-const LeastKV = 1 << 20
-
-// KVOff is the KV.Dir of workers that keep no KV.
-const KVOff = "off"
-
 // Registry says where workers are found beside those that register at the control
 // plane.
 type Registry struct {

@@ -12,13 +12,14 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/evict"
+	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
 )
 
 // Config says where an arena is, how large it is, and what leaves first.
@@ -88,9 +89,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ErrInUse says that another process has the arena open.
-var ErrInUse = errors.New("another process has the arena open")
-
 // Names in the directory.
 const (
 	dataName   = "arena"
@@ -109,7 +107,7 @@ type Store struct {
 	cfg   Config
 	root  *os.Root
 	lock  *os.File
-	count counters
+	count kvmetrics.Counters
 
 	mu     sync.Mutex // guards everything below, and the bytes of what is not published
 	closed bool
@@ -144,7 +142,7 @@ type limbo struct {
 }
 
 // Open opens or makes an arena and takes its index from the journal. It starts a
-// goroutine that Close ends. The error wraps ErrInUse if another process has it.
+// goroutine that Close ends. The error wraps privdir.ErrInUse if another process has it.
 func Open(cfg Config) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -166,17 +164,14 @@ func Open(cfg Config) (*Store, error) {
 
 // open does the parts of Open that can fail.
 func (s *Store) open(now time.Time) (err error) {
-	if s.root, err = privateDir(s.cfg.Dir); err != nil {
+	if s.root, err = privdir.Open(s.cfg.Dir); err != nil {
 		return err
 	}
 	if err := s.root.Mkdir(readersDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if s.lock, err = s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+	if s.lock, err = privdir.Lock(s.root, lockName); err != nil {
 		return err
-	}
-	if !flock(s.lock) {
-		return fmt.Errorf("%w: %s", ErrInUse, s.cfg.Dir)
 	}
 	if s.region, err = openRegion(s.cfg.Data, s.cfg.Limit); err != nil {
 		return err
@@ -189,34 +184,6 @@ func (s *Store) open(now time.Time) (err error) {
 		return s.region.grow(s.cfg.Limit)
 	}
 	return s.region.grow(max(grain, int64(s.room.top)*grain))
-}
-
-// privateDir opens a directory, made if it is not there, that nobody else can reach:
-// anybody may make one in /dev/shm.
-func privateDir(dir string) (*os.Root, error) {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	st, err := root.Stat(".")
-	if err == nil {
-		if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Getuid() {
-			err = fmt.Errorf("%s belongs to user %d", dir, sys.Uid)
-		} else if st.Mode().Perm()&0o077 != 0 {
-			err = fmt.Errorf("%s has mode %04o: others must not reach it, want 0700", dir, st.Mode().Perm())
-		}
-	}
-	if err != nil {
-		root.Close()
-		return nil, err
-	}
-	return root, nil
 }
 
 // flock takes the exclusive lock of a file if nobody has it. The kernel frees it when

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
 )
@@ -169,7 +170,7 @@ func TestConfig(t *testing.T) {
 func TestOneOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := newStore(t, Config{Dir: dir})
-	if other, err := Open(Config{Dir: dir, Limit: 1 << 20}); !errors.Is(err, ErrInUse) {
+	if other, err := Open(Config{Dir: dir, Limit: 1 << 20}); !errors.Is(err, privdir.ErrInUse) {
 		if err == nil {
 			other.Close()
 		}

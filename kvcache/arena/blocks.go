@@ -45,7 +45,7 @@ func (s *Store) Reserve(ctx context.Context, ref kvcache.Ref, size int64) (*Rese
 	}
 	defer s.mu.Unlock()
 	if s.hasLocked(ref) {
-		s.count.duplicates.Add(1)
+		s.count.Duplicates.Add(1)
 		return nil, nil
 	}
 	e, err := s.allocLocked(size, ref.Parent, time.Now())
@@ -83,9 +83,9 @@ func (s *Store) leaveLocked() {
 	s.unmapLocked()
 }
 
-// Commit publishes the frame. A *kvcache.Refusal says that the bytes are not the frame
-// of the block that room was reserved for; its parts are not looked at.
-func (r *Reservation) Commit() error {
+// Commit publishes the frame and says what it is. A *kvcache.Refusal says that the bytes
+// are not the frame of the block that room was reserved for; its parts are not looked at.
+func (r *Reservation) Commit() (kvcache.Found, error) {
 	h, err := kvcache.DecodeHeader(r.Bytes())
 	if err == nil {
 		err = h.Check(r.ref)
@@ -95,10 +95,10 @@ func (r *Reservation) Commit() error {
 	}
 	if err != nil {
 		r.Cancel()
-		r.s.refused(err)
-		return fmt.Errorf("put block %s: %w", r.ref.Key, err)
+		r.s.count.Refusal(err)
+		return kvcache.Found{}, fmt.Errorf("put block %s: %w", r.ref.Key, err)
 	}
-	return r.commit(&h)
+	return kvcache.Found{Ref: h.Ref, First: h.First, Tokens: len(h.IDs), Size: h.Total}, r.commit(&h)
 }
 
 // commit publishes a frame whose header is right. The order is what a crash at any line
@@ -118,7 +118,7 @@ func (r *Reservation) commit(h *kvcache.Header) error {
 	if s.hasLocked(h.Ref) {
 		// Another writer of the same block was faster.
 		s.room.release(r.extent)
-		s.count.duplicates.Add(1)
+		s.count.Duplicates.Add(1)
 		return nil
 	}
 	if id, ok := s.index.byKey[h.Key]; ok {
@@ -135,12 +135,12 @@ func (r *Reservation) commit(h *kvcache.Header) error {
 		// It may be in the journal all the same: then the journal says so again.
 		s.log.add(record{kind: kindRemove, at: int64(e.at) * grain})
 		s.room.release(r.extent)
-		return s.failed(err)
+		return s.count.Failure(err)
 	}
 	s.log.live += putRecord
 	s.insertLocked(e)
-	s.count.puts.Add(1)
-	s.count.putBytes.Add(uint64(h.Total))
+	s.count.Puts.Add(1)
+	s.count.PutBytes.Add(uint64(h.Total))
 	return nil
 }
 
@@ -226,7 +226,22 @@ func (s *Store) forgetLocked(id evict.ID) {
 
 // Get implements kvcache.Store. The frame's bytes are the arena's own.
 func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
-	h, err := s.holdRef(ctx, ref)
+	l, err := s.lend(ctx, ref, true)
+	if err == nil {
+		s.count.Hits.Add(1)
+		s.count.HitBytes.Add(uint64(l.Total))
+	}
+	return l, err
+}
+
+// Peek lends a block as Get does, but that is no use of the block, and not counted.
+func (s *Store) Peek(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	return s.lend(ctx, ref, false)
+}
+
+// lend lends a block, which may count as its use.
+func (s *Store) lend(ctx context.Context, ref kvcache.Ref, use bool) (*kvcache.Lent, error) {
+	h, err := s.holdRef(ctx, ref, use)
 	if err != nil {
 		return nil, err
 	}
@@ -236,8 +251,6 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 		s.drop(h)
 		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
-	s.count.hits.Add(1)
-	s.count.hitBytes.Add(uint64(f.Total))
 	return kvcache.NewLent(f, func() { s.drop(h) }, func(err error) { s.spoiled(h, err) }), nil
 }
 
@@ -251,13 +264,14 @@ type hold struct {
 	size int64
 }
 
-// holdRef takes a hold of a block. Of its bytes nothing is known yet.
-func (s *Store) holdRef(ctx context.Context, ref kvcache.Ref) (hold, error) {
+// holdRef takes a hold of a block, which may count as its use. Of its bytes nothing is
+// known yet.
+func (s *Store) holdRef(ctx context.Context, ref kvcache.Ref, use bool) (hold, error) {
 	if err := s.enter(ctx); err != nil {
 		return hold{}, err
 	}
 	defer s.mu.Unlock()
-	h, err := s.holdLocked(ref)
+	h, err := s.holdLocked(ref, use)
 	if err == nil {
 		s.out++
 	}
@@ -265,10 +279,12 @@ func (s *Store) holdRef(ctx context.Context, ref kvcache.Ref) (hold, error) {
 }
 
 // holdLocked takes one under the lock.
-func (s *Store) holdLocked(ref kvcache.Ref) (hold, error) {
+func (s *Store) holdLocked(ref kvcache.Ref, use bool) (hold, error) {
 	id, ok := s.index.byKey[ref.Key]
 	if !ok || s.index.spaces[s.index.entries[id].space].dropped {
-		s.count.misses.Add(1)
+		if use {
+			s.count.Misses.Add(1)
+		}
 		return hold{}, fmt.Errorf("block %s: %w", ref.Key, kvcache.ErrNotFound)
 	}
 	e := &s.index.entries[id]
@@ -279,12 +295,14 @@ func (s *Store) holdLocked(ref kvcache.Ref) (hold, error) {
 			why = kvcache.ReasonForeign
 		}
 		err := &kvcache.Refusal{Reason: why, Detail: "of another model, tenant or parent"}
-		s.refused(err)
+		s.count.Refusal(err)
 		return hold{}, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
 	e.refs++
-	s.policy.Use(id)
-	s.usedLocked(ref.Fingerprint)
+	if use {
+		s.policy.Use(id)
+		s.usedLocked(ref.Fingerprint)
+	}
 	return hold{e.extent(), id, e.gen, e.size}, nil
 }
 
@@ -323,12 +341,12 @@ func (s *Store) entryLocked(h hold) *entry {
 
 // spoiled removes a block whose bytes are wrong: whoever comes next shall not try again.
 func (s *Store) spoiled(h hold, err error) {
-	s.refused(err)
+	s.count.Refusal(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed && s.entryLocked(h) != nil {
 		s.removeLocked(h.id)
-		s.failed(s.log.flush())
+		s.count.Failure(s.log.flush())
 	}
 }
 
@@ -338,7 +356,7 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 		return kvcache.Match{}, err
 	}
 	defer s.mu.Unlock()
-	s.count.lookups.Add(1)
+	s.count.Lookups.Add(1)
 	if q.From == (kvcache.Key{}) {
 		q.From = q.Root
 	}
@@ -355,6 +373,6 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 			s.removeLocked(id)
 		}
 	}
-	s.count.lookupTokens.Add(uint64(end.tokens + end.common))
+	s.count.LookupTokens.Add(uint64(end.tokens + end.common))
 	return m, nil
 }

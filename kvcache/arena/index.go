@@ -247,7 +247,7 @@ func (s *Store) checkLocked(e *entry) bool {
 	if err == nil && (h.Total != e.size || int64(h.First) != e.first || len(h.IDs) != int(e.tokens)) {
 		err = &kvcache.Refusal{Reason: kvcache.ReasonTorn, Detail: "journal and frame differ"}
 	}
-	s.refused(err)
+	s.count.Refusal(err)
 	e.checked = err == nil
 	return e.checked
 }

@@ -95,14 +95,14 @@ func (s *Store) Lend(ctx context.Context, reader string, slot int, ticket Ticket
 	defer s.mu.Unlock()
 	p, err := s.peerLocked(reader)
 	if err != nil {
-		return 0, 0, s.failed(fmt.Errorf("lend: %w", err))
+		return 0, 0, s.count.Failure(fmt.Errorf("lend: %w", err))
 	}
 	if old, ok := p.held[slot]; ok {
 		// The ticket says that the reader has done with it.
 		delete(p.held, slot)
 		s.dropLocked(old.hold)
 	}
-	h, err := s.holdLocked(ref)
+	h, err := s.holdLocked(ref, true)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -111,8 +111,8 @@ func (s *Store) Lend(ctx context.Context, reader string, slot int, ticket Ticket
 		return 0, 0, fmt.Errorf("lend: %w", context.Canceled)
 	}
 	p.held[slot] = pin{h, h.word()}
-	s.count.hits.Add(1)
-	s.count.hitBytes.Add(uint64(h.size))
+	s.count.Hits.Add(1)
+	s.count.HitBytes.Add(uint64(h.size))
 	return int64(h.at) * grain, h.size, nil
 }
 
@@ -190,7 +190,7 @@ func (s *Store) buryLocked() {
 		p.close()
 		delete(s.peers, name)
 		_ = s.root.Remove(readersDir + "/" + name) // else the next start does
-		s.count.swept.Add(1)
+		s.count.Swept.Add(1)
 	}
 }
 

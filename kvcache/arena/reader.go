@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
@@ -44,7 +45,7 @@ type view struct {
 
 // OpenReader makes a reader of the arena whose owner has dir.
 func OpenReader(dir string) (*Reader, error) {
-	root, err := privateDir(dir)
+	root, err := privdir.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open reader: %w", err)
 	}

@@ -312,7 +312,7 @@ func (s *Store) scan(t *tail) {
 			r, end, err := tailrec.Parse(b, room.used, tailrec.Want{Mark: t.no, First: t.next})
 			if err != nil {
 				if !errors.Is(err, tailrec.ErrEnd) {
-					s.refused(err)
+					s.count.Refusal(err)
 				}
 				break
 			}

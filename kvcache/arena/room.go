@@ -16,7 +16,7 @@ import (
 // left for it has left the journal too, before the room is used again.
 func (s *Store) allocLocked(n int64, parent kvcache.Key, now time.Time) (extent, error) {
 	if n <= 0 || n > s.cfg.Limit-grain {
-		s.count.full.Add(1)
+		s.count.Full.Add(1)
 		return extent{}, kvcache.ErrFull // nothing else shall go for what can never fit
 	}
 	for {
@@ -24,12 +24,12 @@ func (s *Store) allocLocked(n int64, parent kvcache.Key, now time.Time) (extent,
 		if ok {
 			if err := s.readyLocked(e); err != nil {
 				s.room.release(e)
-				return extent{}, s.failed(err)
+				return extent{}, s.count.Failure(err)
 			}
 			return e, nil
 		}
 		if !s.evictLocked(now, parent) {
-			s.count.full.Add(1)
+			s.count.Full.Add(1)
 			return extent{}, kvcache.ErrFull
 		}
 	}
@@ -86,8 +86,8 @@ func (s *Store) evictLocked(now time.Time, parent kvcache.Key) bool {
 		return s.unpinOldestLocked()
 	}
 	e := &s.index.entries[id]
-	s.count.evictions.Add(1)
-	s.count.evictedBytes.Add(uint64(e.size))
+	s.count.Evictions.Add(1)
+	s.count.EvictedBytes.Add(uint64(e.size))
 	s.forgetLocked(id)
 	s.policy.Evict(id)
 	return true
@@ -103,7 +103,7 @@ func (s *Store) MakeRoom(ctx context.Context, limit int64) error {
 		enough := int64(s.room.used)*grain <= limit-limit/8 || !s.evictLocked(time.Now(), kvcache.Key{})
 		var err error
 		if enough {
-			err = s.failed(s.log.flush())
+			err = s.count.Failure(s.log.flush())
 		}
 		s.mu.Unlock()
 		if enough {
@@ -180,7 +180,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	err := s.log.flush()
 	s.mu.Unlock()
 	if err != nil {
-		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
+		return s.count.Failure(fmt.Errorf("drop model %s: %w", f, err))
 	}
 	return s.reclaim(ctx, gone)
 }
@@ -204,7 +204,7 @@ func (s *Store) reclaim(ctx context.Context, gone map[uint32]bool) error {
 				s.policy.SetDead(evict.Owner(no), false) // it has nothing any more
 			}
 		}
-		err := s.failed(s.log.flush())
+		err := s.count.Failure(s.log.flush())
 		s.mu.Unlock()
 		if done || err != nil {
 			return err
@@ -265,7 +265,7 @@ func (s *Store) Sweep(ctx context.Context, now time.Time) error {
 	if grown {
 		err = errors.Join(err, s.compact(ctx))
 	}
-	return s.failed(err)
+	return s.count.Failure(err)
 }
 
 // compact rewrites the journal, some blocks at a time so that others get their turn.

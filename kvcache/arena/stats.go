@@ -6,62 +6,21 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
-// counters are by the names of kvcache.Stats.
-type counters struct {
-	puts, putBytes, duplicates atomic.Uint64
-	hits, misses, hitBytes     atomic.Uint64
-	lookups, lookupTokens      atomic.Uint64
-	appends, appendBytes       atomic.Uint64
-	stale, full, failed        atomic.Uint64
-	evictions, evictedBytes    atomic.Uint64
-	expired, swept             atomic.Uint64
-	refused                    [len(kvcache.Stats{}.Refused)]atomic.Uint64
-}
-
 // Stats implements kvcache.Counted. Used is the room that is given out, in whole grains.
 func (s *Store) Stats() kvcache.Stats {
-	c := &s.count
-	st := kvcache.Stats{
-		Puts: c.puts.Load(), PutBytes: c.putBytes.Load(), Duplicates: c.duplicates.Load(),
-		Hits: c.hits.Load(), Misses: c.misses.Load(), HitBytes: c.hitBytes.Load(),
-		Lookups: c.lookups.Load(), LookupTokens: c.lookupTokens.Load(),
-		Appends: c.appends.Load(), AppendBytes: c.appendBytes.Load(),
-		Stale: c.stale.Load(), Full: c.full.Load(), Failed: c.failed.Load(),
-		Evictions: c.evictions.Load(), EvictedBytes: c.evictedBytes.Load(),
-		Expired: c.expired.Load(), Swept: c.swept.Load(),
-		Limit: s.cfg.Limit,
-	}
-	for i := range st.Refused {
-		st.Refused[i] = c.refused[i].Load()
-	}
+	st := s.count.Stats()
+	st.Limit = s.cfg.Limit
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.Used = int64(s.room.used) * grain
 	return st
-}
-
-// refused counts a refusal, if err is one.
-func (s *Store) refused(err error) {
-	if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
-		s.count.refused[r.Reason].Add(1)
-	}
-}
-
-// failed counts an error that is nobody's decision and returns it.
-func (s *Store) failed(err error) error {
-	if err != nil {
-		s.count.failed.Add(1)
-	}
-	return err
 }
 
 // Label implements kvcache.Labeled.
@@ -82,7 +41,7 @@ func (s *Store) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	m.label, m.named = l, s.named
 	s.usedLocked(f)
 	s.log.add(r)
-	return s.failed(s.log.flush())
+	return s.count.Failure(s.log.flush())
 }
 
 // labelRecord is the record of a label.

@@ -127,7 +127,7 @@ func (s *Store) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Ta
 		s.tails.streams[key] = st
 	}
 	if attempt := uint64(spec.Attempt); st.attempt > attempt {
-		s.count.stale.Add(1)
+		s.count.Stale.Add(1)
 		return nil, fmt.Errorf("open tail: %w", kvcache.ErrStale)
 	} else if st.attempt < attempt || len(st.tails) == 0 {
 		st.attempt = attempt
@@ -137,7 +137,7 @@ func (s *Store) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Ta
 	s.beginLocked(st, t)
 	if err := s.log.flush(); err != nil {
 		s.endLocked(t)
-		return nil, s.failed(fmt.Errorf("open tail: %w", err))
+		return nil, s.count.Failure(fmt.Errorf("open tail: %w", err))
 	}
 	return &TailWriter{s: s, no: t.no, next: spec.First}, nil
 }
@@ -222,7 +222,7 @@ func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string
 		return nil
 	}
 	s.dropStreamLocked(streamKey{no, sha256.Sum256([]byte(stream))}, time.Now())
-	return s.failed(s.log.flush())
+	return s.count.Failure(s.log.flush())
 }
 
 // dropStreamLocked forgets a stream. What its tails follow stays pinned a while: a
@@ -255,7 +255,7 @@ func (s *Store) expireLocked(now time.Time) {
 	for _, key := range slices.Collect(maps.Keys(s.tails.streams)) {
 		if now.Sub(s.tails.streams[key].used) > s.cfg.TailTTL {
 			s.dropStreamLocked(key, now)
-			s.count.expired.Add(1)
+			s.count.Expired.Add(1)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 		}}
 		var err error
 		out.Ranges, err = s.read(f)
-		s.refused(err)
+		s.count.Refusal(err)
 		list = append(list, out)
 		s.mu.Lock()
 		f.t.busy--

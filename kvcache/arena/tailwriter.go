@@ -54,7 +54,7 @@ func (s *Store) Writer(ctx context.Context, no uint64, next int) (*TailWriter, e
 func (s *Store) tailLocked(no uint64) (*tail, error) {
 	t := s.tails.byNo[no]
 	if t == nil || s.tails.streams[t.key].attempt > t.attempt {
-		s.count.stale.Add(1)
+		s.count.Stale.Add(1)
 		return nil, kvcache.ErrStale
 	}
 	return t, nil
@@ -112,15 +112,15 @@ func (w *TailWriter) Append(r kvcache.Range) error {
 	t.writing = false
 	if t.gone {
 		s.freeTailLocked(t)
-		s.count.stale.Add(1)
+		s.count.Stale.Add(1)
 		return kvcache.ErrStale
 	}
 	t.rooms[t.at].used = end
 	t.next += len(r.IDs)
 	w.next = t.next
 	s.tails.streams[t.key].used = time.Now()
-	s.count.appends.Add(1)
-	s.count.appendBytes.Add(uint64(len(r.Data)))
+	s.count.Appends.Add(1)
+	s.count.AppendBytes.Add(uint64(len(r.Data)))
 	return nil
 }
 
@@ -165,7 +165,7 @@ func (s *Store) roomForLocked(t *tail, r kvcache.Range) (at int64, err error) {
 	if ok {
 		if err := s.readyLocked(e); err != nil {
 			s.room.release(e)
-			return 0, s.failed(err)
+			return 0, s.count.Failure(err)
 		}
 	} else if e, err = s.allocLocked(need, t.parent, time.Now()); err != nil {
 		return 0, err
@@ -177,7 +177,7 @@ func (s *Store) roomForLocked(t *tail, r kvcache.Range) (at int64, err error) {
 	if err := s.log.flush(); err != nil {
 		// It waits in the journal as the tail's, so it stays the tail's.
 		t.rooms = append(t.rooms, room)
-		return 0, s.failed(err)
+		return 0, s.count.Failure(err)
 	}
 	t.rooms = append(t.rooms, room)
 	t.at = len(t.rooms) - 1
@@ -220,7 +220,7 @@ func (w *TailWriter) Rotate(parent kvcache.Key, first int) error {
 	w.no, w.next = t.no, first
 	// What waits for the journal is written later, and before any of the room is used
 	// again.
-	return s.failed(s.log.flush())
+	return s.count.Failure(s.log.flush())
 }
 
 // Close implements kvcache.TailWriter.

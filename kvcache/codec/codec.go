@@ -200,21 +200,21 @@ func (p *plan) putHeader(b []byte) {
 // parseHeader reads a header and checks that the part has the length it says.
 func parseHeader(c kvcache.Codec, b []byte) (plan, error) {
 	if c != kvcache.CodecInt8 && c != kvcache.CodecInt4 {
-		return plan{}, refuse(kvcache.ReasonCodec, "%v", c)
+		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "%v", c)
 	}
 	if len(b) < headerLen {
-		return plan{}, refuse(kvcache.ReasonTorn, "%d bytes of an encoded part", len(b))
+		return plan{}, kvcache.Refuse(kvcache.ReasonTorn, "%d bytes of an encoded part", len(b))
 	}
 	le := binary.LittleEndian
 	if b[0] != version {
-		return plan{}, refuse(kvcache.ReasonVersion, "encoded part of version %d, this reader knows %d", b[0], version)
+		return plan{}, kvcache.Refuse(kvcache.ReasonVersion, "encoded part of version %d, this reader knows %d", b[0], version)
 	}
 	p := plan{
 		Shape:    Shape{Elem: Elem(b[1]), Rows: int(le.Uint32(b[8:])), Cols: int(le.Uint32(b[12:])), Prefix: int(le.Uint32(b[16:]))},
 		channels: b[2] == 1, bits: int(b[3]), width: int(le.Uint16(b[4:])),
 	}
 	if err := p.Validate(); err != nil {
-		return plan{}, refuse(kvcache.ReasonTorn, "encoded part: %v", err)
+		return plan{}, kvcache.Refuse(kvcache.ReasonTorn, "encoded part: %v", err)
 	}
 	want := 8
 	if c == kvcache.CodecInt4 {
@@ -222,20 +222,15 @@ func parseHeader(c kvcache.Codec, b []byte) (plan, error) {
 	}
 	switch {
 	case p.bits != want:
-		return plan{}, refuse(kvcache.ReasonCodec, "part with codes of %d bits as %v", p.bits, c)
+		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "part with codes of %d bits as %v", p.bits, c)
 	case b[2] > 1 || le.Uint16(b[6:]) != group || le.Uint32(b[20:]) != 0:
-		return plan{}, refuse(kvcache.ReasonCodec, "encoded part with unknown groups")
+		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "encoded part with unknown groups")
 	case p.width < 1 || p.width > maxWidth || p.width&(p.width-1) != 0 || p.Cols%p.width != 0 || p.channels && p.width != 1:
-		return plan{}, refuse(kvcache.ReasonCodec, "encoded part with a transform of width %d over %d channels", p.width, p.Cols)
+		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "encoded part with a transform of width %d over %d channels", p.width, p.Cols)
 	}
 	p.layOut()
 	if len(b) != p.total {
-		return plan{}, refuse(kvcache.ReasonTorn, "encoded part of %d bytes, want %d", len(b), p.total)
+		return plan{}, kvcache.Refuse(kvcache.ReasonTorn, "encoded part of %d bytes, want %d", len(b), p.total)
 	}
 	return p, nil
-}
-
-// refuse makes a refusal.
-func refuse(r kvcache.Reason, format string, args ...any) error {
-	return &kvcache.Refusal{Reason: r, Detail: fmt.Sprintf(format, args...)}
 }

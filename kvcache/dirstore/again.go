@@ -75,7 +75,7 @@ func (t *tail) renew() error {
 	next := &tail{s: t.s, spec: t.spec, dir: t.dir}
 	if _, err := next.open(); err != nil {
 		next.free()
-		return t.s.failed(fmt.Errorf("begin a tail again: %w", err))
+		return t.s.count.Failure(fmt.Errorf("begin a tail again: %w", err))
 	}
 	t.free()
 	*t = *next

@@ -39,7 +39,7 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	// Most puts of a shared prefix end here, without writing anything. That there
 	// is a file is enough: it was whole when it got its name.
 	if _, err := s.root.Lstat(name); err == nil {
-		s.count.duplicates.Add(1)
+		s.count.Duplicates.Add(1)
 		return nil
 	}
 	if int64(len(f.Bytes())) != f.Total {
@@ -54,19 +54,19 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	case errors.Is(err, fs.ErrExist):
 		// Another writer of the same block was faster.
 		s.settle(size, false)
-		s.count.duplicates.Add(1)
+		s.count.Duplicates.Add(1)
 		return nil
 	case err != nil:
 		s.settle(size, false)
-		return s.failed(fmt.Errorf("put block %s: %w", f.Key, err))
+		return s.count.Failure(fmt.Errorf("put block %s: %w", f.Key, err))
 	}
 	file.Close()
 	s.settle(size, true)
 	// After the file is in place: a look-up that reads the folder in between
 	// remembers it under the old generation, and reads it again.
 	s.control.changed(f.Parent)
-	s.count.puts.Add(1)
-	s.count.putBytes.Add(uint64(f.Total))
+	s.count.Puts.Add(1)
+	s.count.PutBytes.Add(uint64(f.Total))
 	return nil
 }
 
@@ -81,7 +81,7 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	b, st, err := s.readBlock(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A look-up that named it was wrong: it shall not name it again.
-		s.count.misses.Add(1)
+		s.count.Misses.Add(1)
 		s.index.forget(ref.Fingerprint, ref.Parent)
 		return nil, fmt.Errorf("block %s: %w", ref.Key, kvcache.ErrNotFound)
 	}
@@ -95,7 +95,7 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 			size = st.Size()
 		}
 		if !s.refuseFile(ref, b, size, err) {
-			_ = s.failed(err)
+			_ = s.count.Failure(err)
 		}
 		s.buffers.put(b)
 		return nil, fmt.Errorf("get block %s: %w", ref.Key, err)
@@ -103,11 +103,11 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	if now := time.Now(); now.Sub(st.ModTime()) > useGrain {
 		_ = s.root.Chtimes(name, now, now) // a hint for eviction only
 	}
-	s.count.hits.Add(1)
-	s.count.hitBytes.Add(uint64(f.Total))
+	s.count.Hits.Add(1)
+	s.count.HitBytes.Add(uint64(f.Total))
 	return kvcache.NewLent(f, func() { s.buffers.put(b) }, func(err error) {
 		// A part is wrong: whoever comes next shall not try again.
-		s.refused(err)
+		s.count.Refusal(err)
 		if s.enter(context.Background()) == nil {
 			defer s.leave()
 			s.removeBlock(ref, f.Total)
@@ -173,7 +173,7 @@ func (p *buffers) put(b []byte) {
 // is right and only the asker is not: then it has another tenant's root. It returns false
 // for an error that is no refusal.
 func (s *Store) refuseFile(ref kvcache.Ref, b []byte, size int64, err error) bool {
-	r, ok := s.refused(err)
+	r, ok := s.count.Refusal(err)
 	if !ok {
 		return false
 	}
@@ -215,13 +215,13 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	if err := s.root.Rename(modelDir(f), trash); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
+		return s.count.Failure(fmt.Errorf("drop model %s: %w", f, err))
 	}
 	s.index.forgetModel(f)
 	// Which folders there were is not worth finding out: everybody reads anew.
 	s.control.changedAll()
 	if err := s.discard(trash); err != nil {
-		return s.failed(fmt.Errorf("drop model %s: %w", f, err))
+		return s.count.Failure(fmt.Errorf("drop model %s: %w", f, err))
 	}
-	return s.failed(s.recount())
+	return s.count.Failure(s.recount())
 }

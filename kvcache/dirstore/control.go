@@ -87,7 +87,7 @@ func (c *control) mend() error {
 		return err
 	}
 	if st.Size() < controlSize {
-		_ = c.s.failed(errFault)
+		_ = c.s.count.Failure(errFault)
 		c.s.cfg.Log.Warn("KV store: its control file was cut and is made whole", "dir", c.s.dir, "bytes", st.Size())
 		if _, err := file.WriteAt(freshControl()[st.Size():], st.Size()); err != nil {
 			return err

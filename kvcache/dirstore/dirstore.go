@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
 )
 
 // Config says where a store is and how large it may grow.
@@ -71,10 +72,10 @@ type Store struct {
 	dir  string // as configured, for messages
 	root *os.Root
 
-	control control  // words shared with other processes
-	index   index    // what this process remembers
-	count   counters // what it did
-	writer  writer   // its mark in the directory
+	control control // words shared with other processes
+	index   index   // what this process remembers
+	count   kvmetrics.Counters
+	writer  writer // its mark in the directory
 	buffers buffers
 	// pending is what this process has reserved and not yet written.
 	pending atomic.Int64

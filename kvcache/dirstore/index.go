@@ -66,7 +66,7 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 		return kvcache.Match{}, err
 	}
 	defer s.leave()
-	s.count.lookups.Add(1)
+	s.count.Lookups.Add(1)
 	if q.From == (kvcache.Key{}) {
 		q.From = q.Root
 	}
@@ -75,10 +75,10 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 	w := walk{ctx: ctx, s: s, q: q, now: time.Now()}
 	end := w.from(q.From, 0)
 	if w.err != nil && len(end.chain) == 0 {
-		return kvcache.Match{}, s.failed(fmt.Errorf("look up: %w", w.err))
+		return kvcache.Match{}, s.count.Failure(fmt.Errorf("look up: %w", w.err))
 	}
 	m := w.match(end)
-	s.count.lookupTokens.Add(uint64(end.tokens + end.common))
+	s.count.LookupTokens.Add(uint64(end.tokens + end.common))
 	return m, nil
 }
 
@@ -283,7 +283,7 @@ func (s *Store) readChild(at folder, key kvcache.Key) *child {
 	ref := kvcache.Ref{Space: kvcache.Space{Fingerprint: at.model}, Parent: at.parent, Key: key}
 	file, err := s.openRegular(blockName(ref), os.O_RDONLY)
 	if _, refused := errors.AsType[*kvcache.Refusal](err); refused {
-		s.refused(err)
+		s.count.Refusal(err)
 		s.removeBlock(ref, 0)
 		return nil
 	}
@@ -303,10 +303,10 @@ func (s *Store) readChild(at folder, key kvcache.Key) *child {
 	}
 	// A header that is wrong, or lies under another's name, makes its file useless
 	// for everybody. A file that cannot be read may be readable later.
-	if _, ok := s.refused(err); ok {
+	if _, ok := s.count.Refusal(err); ok {
 		s.removeBlock(ref, size)
 	} else {
-		s.failed(err)
+		s.count.Failure(err)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func (s *Store) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 		return nil // another process was faster
 	}
 	if err != nil {
-		return s.failed(fmt.Errorf("label model %s: %w", f, err))
+		return s.count.Failure(fmt.Errorf("label model %s: %w", f, err))
 	}
 	s.control.addUsed(room(int64(len(text))))
 	return file.Close()

@@ -25,12 +25,12 @@ func (s *Store) reserve(ctx context.Context, n int64) error {
 	if n <= s.cfg.Limit {
 		if err := s.evict(ctx); err != nil {
 			s.settle(n, false)
-			return s.failed(fmt.Errorf("make room: %w", err))
+			return s.count.Failure(fmt.Errorf("make room: %w", err))
 		}
 	}
 	if s.control.used() > s.cfg.Limit {
 		s.settle(n, false)
-		s.count.full.Add(1)
+		s.count.Full.Add(1)
 		return kvcache.ErrFull
 	}
 	return nil
@@ -67,8 +67,8 @@ func (s *Store) evict(ctx context.Context) error {
 			break
 		}
 		if s.removeBlock(b.ref, b.size) {
-			s.count.evictions.Add(1)
-			s.count.evictedBytes.Add(uint64(b.size))
+			s.count.Evictions.Add(1)
+			s.count.EvictedBytes.Add(uint64(b.size))
 		}
 	}
 	return nil

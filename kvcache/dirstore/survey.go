@@ -218,7 +218,7 @@ func (s *Store) Remove(ctx context.Context, e Entry) error {
 	if err := s.root.Remove(e.Path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return s.failed(fmt.Errorf("remove: %w", err))
+		return s.count.Failure(fmt.Errorf("remove: %w", err))
 	}
 	s.control.addUsed(-room(e.Size))
 	if parent, err := kvcache.ParseKey(parts[3]); err == nil && !e.Tail {
@@ -237,11 +237,11 @@ func (s *Store) MakeRoom(ctx context.Context) error {
 	}
 	defer s.leave()
 	if err := s.evict(ctx); err != nil {
-		return s.failed(fmt.Errorf("make room: %w", err))
+		return s.count.Failure(fmt.Errorf("make room: %w", err))
 	}
 	models, err := s.names(modelsDir)
 	if err != nil {
-		return s.failed(fmt.Errorf("make room: %w", err))
+		return s.count.Failure(fmt.Errorf("make room: %w", err))
 	}
 	for _, name := range models {
 		s.removeEmpty(modelsDir + "/" + name)

@@ -73,7 +73,7 @@ func (s *Store) background(ctx context.Context) {
 			err = s.Sweep(ctx, now)
 		}
 		if err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("KV store: sweep", "dir", s.dir, "err", s.failed(err))
+			s.cfg.Log.Warn("KV store: sweep", "dir", s.dir, "err", s.count.Failure(err))
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (s *Store) sweepWriters() error {
 			if err := s.root.RemoveAll(writersDir + "/" + name); err != nil {
 				return fmt.Errorf("sweep writers: %w", err)
 			}
-			s.count.swept.Add(1)
+			s.count.Swept.Add(1)
 		}
 	}
 	for id := range dead {

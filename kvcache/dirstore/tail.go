@@ -49,14 +49,14 @@ func (s *Store) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Ta
 		}
 		t.free()
 		if errors.Is(err, kvcache.ErrStale) {
-			s.count.stale.Add(1)
+			s.count.Stale.Add(1)
 			return nil, fmt.Errorf("open tail: %w", err)
 		}
 		if !again {
-			return nil, s.failed(fmt.Errorf("open tail: %w", err))
+			return nil, s.count.Failure(fmt.Errorf("open tail: %w", err))
 		}
 	}
-	return nil, s.failed(errors.New("open tail: the stream is being dropped again and again"))
+	return nil, s.count.Failure(errors.New("open tail: the stream is being dropped again and again"))
 }
 
 // tail is an open tail of this process. It is one goroutine's, as the interface
@@ -144,10 +144,10 @@ func (t *tail) check() error {
 	// is all that an append pays for the fence.
 	var have uint64
 	if err := t.fence.with(func(b []byte) { have = word64(b, 0).Load() }); err != nil {
-		return t.s.failed(fmt.Errorf("fence of the stream: %w", err))
+		return t.s.count.Failure(fmt.Errorf("fence of the stream: %w", err))
 	}
 	if have != uint64(t.spec.Attempt)+1 {
-		t.s.count.stale.Add(1)
+		t.s.count.Stale.Add(1)
 		return kvcache.ErrStale
 	}
 	return nil
@@ -178,7 +178,7 @@ func (t *tail) Append(r kvcache.Range) error {
 	}
 	if used > t.s.cfg.Limit {
 		t.s.control.addUsed(-grown)
-		t.s.count.full.Add(1)
+		t.s.count.Full.Add(1)
 		return kvcache.ErrFull
 	}
 	// The header last: it vouches for the data.
@@ -189,8 +189,8 @@ func (t *tail) Append(r kvcache.Range) error {
 		return t.failed(grown, err)
 	}
 	t.end, t.next = end, t.next+len(r.IDs)
-	t.s.count.appends.Add(1)
-	t.s.count.appendBytes.Add(uint64(len(r.Data)))
+	t.s.count.Appends.Add(1)
+	t.s.count.AppendBytes.Add(uint64(len(r.Data)))
 	return nil
 }
 
@@ -205,7 +205,7 @@ func (t *tail) fits(r kvcache.Range) error {
 // failed takes back an append that the file system refused.
 func (t *tail) failed(grown int64, err error) error {
 	t.s.control.addUsed(-grown)
-	return t.s.failed(fmt.Errorf("append to tail: %w", err))
+	return t.s.count.Failure(fmt.Errorf("append to tail: %w", err))
 }
 
 // roomIsShort wakes the goroutine that evicts.
@@ -236,7 +236,7 @@ func (t *tail) Rotate(parent kvcache.Key, first int) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return kvcache.ErrStale // dropped in this moment
 		}
-		return t.s.failed(fmt.Errorf("rotate tail: %w", err))
+		return t.s.count.Failure(fmt.Errorf("rotate tail: %w", err))
 	}
 	t.removeOlder()
 	return nil
@@ -285,7 +285,7 @@ func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string
 	}
 	defer s.leave()
 	if err := s.removeTails(streamDir(space.Fingerprint, stream)); err != nil {
-		return s.failed(fmt.Errorf("drop tail: %w", err))
+		return s.count.Failure(fmt.Errorf("drop tail: %w", err))
 	}
 	return nil
 }
@@ -363,7 +363,7 @@ func (s *Store) sweepTails(now time.Time) error {
 			if err := s.removeTails(path); err != nil {
 				return fmt.Errorf("sweep tails: %w", err)
 			}
-			s.count.expired.Add(1)
+			s.count.Expired.Add(1)
 		}
 	}
 	return nil

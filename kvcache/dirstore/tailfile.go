@@ -114,7 +114,7 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 	dir := streamDir(space.Fingerprint, stream)
 	names, err := s.names(dir)
 	if err != nil {
-		return nil, s.failed(fmt.Errorf("read tail: %w", err))
+		return nil, s.count.Failure(fmt.Errorf("read tail: %w", err))
 	}
 	var files []tailFile
 	for _, name := range names {
@@ -133,8 +133,8 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 		t, err := s.readTail(dir+"/"+tailName(choice, n.attempt, n.seq), want)
 		if err != nil {
 			// One that cannot be read does not hide the others.
-			if _, ok := s.refused(err); !ok && !errors.Is(err, fs.ErrNotExist) {
-				s.failed(err)
+			if _, ok := s.count.Refusal(err); !ok && !errors.Is(err, fs.ErrNotExist) {
+				s.count.Failure(err)
 			}
 			continue
 		}
@@ -188,8 +188,8 @@ func parseTail(b []byte, want kvcache.TailSpec) (t kvcache.Tail, end, err error)
 // countEnd counts why a tail ended before its file did. A record that is being
 // written in this moment counts as torn too.
 func (s *Store) countEnd(end error) {
-	if _, ok := s.refused(end); !ok && end == tailrec.ErrEnd {
-		s.count.refused[kvcache.ReasonTorn].Add(1)
+	if _, ok := s.count.Refusal(end); !ok && end == tailrec.ErrEnd {
+		s.count.Refused[kvcache.ReasonTorn].Add(1)
 	}
 }
 

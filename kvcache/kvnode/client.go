@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
 )
 
 const (
@@ -35,7 +36,7 @@ const (
 type Client struct {
 	dir    string
 	reader *arena.Reader
-	count  counters
+	count  kvmetrics.Counters
 
 	mu     sync.Mutex
 	idle   []*conn

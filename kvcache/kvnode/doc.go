@@ -51,6 +51,11 @@
 //	13 stats     →  JSON
 //	14 models    →  JSON
 //	15 room      limit:8. Old tails go, and blocks until seven eighths of it are used
+//	16 fetch    within:8 space from:32 first:8 ids:4…  →  as longest, for which the node has
+//	             so many nanoseconds
+//
+// Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
+// are asked for is in the arena when the answer comes.
 //
 // Every operation may be repeated. An append says where its sender knows the tail to end:
 // what the node has behind that place was never acknowledged, and is replaced.

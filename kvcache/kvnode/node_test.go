@@ -15,9 +15,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
+	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
 // kills is how often the crash tests kill a node, or the only process that has one.
@@ -56,16 +58,24 @@ var suite *nodes
 // node is a node in this process.
 type node struct {
 	store *arena.Store
+	below *stack.Stack // nil = it has no far tiers
 	stop  context.CancelFunc
 	ended chan struct{}
 	users int
 }
 
-// startNode starts one.
-func startNode(cfg arena.Config) (*node, error) {
+// startNode starts one, with the tiers below it.
+func startNode(cfg arena.Config, far ...stack.Tier) (*node, error) {
 	store, err := arena.Open(cfg)
 	if err != nil {
 		return nil, err
+	}
+	var below *stack.Stack
+	if len(far) > 0 {
+		if below, err = stack.New(stack.Config{Near: store, Far: far}); err != nil {
+			store.Close()
+			return nil, err
+		}
 	}
 	l, err := Listen(cfg.Dir)
 	if err != nil {
@@ -73,10 +83,10 @@ func startNode(cfg arena.Config) (*node, error) {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	n := &node{store: store, stop: stop, ended: make(chan struct{})}
+	n := &node{store: store, below: below, stop: stop, ended: make(chan struct{})}
 	go func() {
 		defer close(n.ended)
-		if err := NewServer(store, nil).Serve(ctx, l); err != nil {
+		if err := NewServer(store, below, nil).Serve(ctx, l); err != nil {
 			panic(err)
 		}
 	}()
@@ -87,6 +97,9 @@ func startNode(cfg arena.Config) (*node, error) {
 func (n *node) end() {
 	n.stop()
 	<-n.ended
+	if n.below != nil {
+		n.below.Close()
+	}
 	n.store.Close()
 }
 
@@ -114,7 +127,7 @@ func (ns *nodes) open(dir string, limit int64) (kvcache.Store, error) {
 	n := ns.of[dir]
 	if n == nil {
 		var err error
-		if n, err = startNode(arena.Config{Dir: dir, Limit: limit}); err != nil && !errors.Is(err, arena.ErrInUse) {
+		if n, err = startNode(arena.Config{Dir: dir, Limit: limit}); err != nil && !errors.Is(err, privdir.ErrInUse) {
 			return nil, err
 		}
 		if n != nil {

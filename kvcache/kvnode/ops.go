@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -39,10 +38,10 @@ func (c *Client) Put(ctx context.Context, f *kvcache.Frame) error {
 	case err != nil:
 		return fmt.Errorf("put block %s: %w", f.Key, err)
 	case dup:
-		c.count.duplicates.Add(1)
+		c.count.Duplicates.Add(1)
 	default:
-		c.count.puts.Add(1)
-		c.count.putBytes.Add(uint64(f.Total))
+		c.count.Puts.Add(1)
+		c.count.PutBytes.Add(uint64(f.Total))
 	}
 	return nil
 }
@@ -61,25 +60,63 @@ func (c *Client) sendFrame(ctx context.Context, cn *conn, frame []byte) error {
 	return err
 }
 
-// Longest implements kvcache.Store.
-func (c *Client) Longest(ctx context.Context, q kvcache.Query) (m kvcache.Match, err error) {
-	c.count.lookups.Add(1)
-	err = c.ask(ctx, opLongest,
+// Longest implements kvcache.Store. Where the node has far tiers and its arena does not
+// have everything, it has until the end of ctx, less a little, to bring more.
+func (c *Client) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, error) {
+	c.count.Lookups.Add(1)
+	m, far, err := c.longest(ctx, opLongest, 0, q)
+	if err == nil && far && m.Tokens() < len(q.IDs) {
+		if within := timeFor(ctx); within > 0 {
+			// Without an answer the first one still holds.
+			if more, _, err := c.longest(ctx, opFetch, within, q); err == nil {
+				m = more
+			}
+		}
+	}
+	if err != nil {
+		return m, fmt.Errorf("look up: %w", err)
+	}
+	c.count.LookupTokens.Add(uint64(m.Tokens() + m.Common))
+	return m, nil
+}
+
+const (
+	// fetchTime is what far tiers are given where the caller does not say.
+	fetchTime = 2 * time.Second
+	// fetchSpare is how long before its caller's end the node's answer is wanted: an
+	// eighth of the time, and at most this. It covers a node that is not run at once.
+	fetchSpare = 50 * time.Millisecond
+)
+
+// timeFor is how long the node may take for a fetch.
+func timeFor(ctx context.Context) time.Duration {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return fetchTime
+	}
+	left := time.Until(end)
+	return left - min(left/8, fetchSpare)
+}
+
+// longest asks for a match, in the arena or, in a time, in all tiers, and says whether
+// there are any but the arena.
+func (c *Client) longest(ctx context.Context, what op, within time.Duration, q kvcache.Query) (m kvcache.Match, far bool, err error) {
+	err = c.ask(ctx, what,
 		func(b []byte) []byte {
+			if what == opFetch {
+				b = appendU64(b, int(within))
+			}
 			return appendIDs(appendU64(append(appendSpace(b, q.Space), q.From[:]...), q.First), q.IDs)
 		},
-		func(_ *conn, body cursor) error {
+		func(cn *conn, body cursor) error {
+			far = cn.hello.Far
 			if m = body.match(q.Space); body.bad {
 				m = kvcache.Match{}
 				return errShort
 			}
 			return nil
 		})
-	if err != nil {
-		return m, fmt.Errorf("look up: %w", err)
-	}
-	c.count.lookupTokens.Add(uint64(m.Tokens() + m.Common))
-	return m, nil
+	return m, far, err
 }
 
 // Get implements kvcache.Store. The frame's bytes are the arena's own.
@@ -108,7 +145,7 @@ func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error
 	if err != nil {
 		c.reader.Abandon(slot)
 		if errors.Is(err, kvcache.ErrNotFound) {
-			c.count.misses.Add(1)
+			c.count.Misses.Add(1)
 		}
 		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
@@ -116,8 +153,8 @@ func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error
 	if err != nil {
 		return nil, c.counted(err)
 	}
-	c.count.hits.Add(1)
-	c.count.hitBytes.Add(uint64(loan.Size))
+	c.count.Hits.Add(1)
+	c.count.HitBytes.Add(uint64(loan.Size))
 	return l, nil
 }
 
@@ -131,7 +168,7 @@ func (c *Client) refused(ref kvcache.Ref, err error) {
 	// If it does not hear of it, the next reader finds it as well.
 	if c.ask(ctx, opRefused, func(b []byte) []byte { return appendRef(b, ref) }, nil) != nil {
 		if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
-			c.count.refused[r.Reason].Add(1)
+			c.count.Refused[r.Reason].Add(1)
 		}
 	}
 }
@@ -168,17 +205,6 @@ func (c *Client) NodeStats(ctx context.Context) (st kvcache.Stats, err error) {
 	return st, err
 }
 
-// counters are this client's, by the names of kvcache.Stats.
-type counters struct {
-	puts, putBytes, duplicates atomic.Uint64
-	hits, misses, hitBytes     atomic.Uint64
-	lookups, lookupTokens      atomic.Uint64
-	appends, appendBytes       atomic.Uint64
-	stale, full, late, failed  atomic.Uint64
-	// refused are those that the node did not hear of.
-	refused [len(kvcache.Stats{}.Refused)]atomic.Uint64
-}
-
 // counted counts an error by what it is, and returns it.
 func (c *Client) counted(err error) error {
 	_, refused := errors.AsType[*kvcache.Refusal](err) // the node has counted it
@@ -186,13 +212,13 @@ func (c *Client) counted(err error) error {
 	case err == nil, refused, errors.Is(err, kvcache.ErrNotFound), errors.Is(err, kvcache.ErrGap), errors.Is(err, kvcache.ErrClosed),
 		errors.Is(err, context.Canceled):
 	case errors.Is(err, kvcache.ErrStale):
-		c.count.stale.Add(1)
+		c.count.Stale.Add(1)
 	case errors.Is(err, kvcache.ErrFull):
-		c.count.full.Add(1)
+		c.count.Full.Add(1)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errDown):
-		c.count.late.Add(1)
+		c.count.Late.Add(1)
 	default:
-		c.count.failed.Add(1)
+		c.count.Failed.Add(1)
 	}
 	return err
 }
@@ -212,18 +238,11 @@ func (c *Client) Stats() kvcache.Stats {
 	}
 	node = c.last
 	c.mu.Unlock()
-	n := &c.count
-	st := kvcache.Stats{
-		Puts: n.puts.Load(), PutBytes: n.putBytes.Load(), Duplicates: n.duplicates.Load(),
-		Hits: n.hits.Load(), Misses: n.misses.Load(), HitBytes: n.hitBytes.Load(),
-		Lookups: n.lookups.Load(), LookupTokens: n.lookupTokens.Load(),
-		Appends: n.appends.Load(), AppendBytes: n.appendBytes.Load(),
-		Stale: n.stale.Load(), Full: n.full.Load(), Late: n.late.Load(), Failed: n.failed.Load(),
-		Evictions: node.Evictions, EvictedBytes: node.EvictedBytes, Expired: node.Expired, Swept: node.Swept,
-		Used: node.Used, Limit: node.Limit,
-	}
+	st := c.count.Stats()
+	st.Evictions, st.EvictedBytes, st.Expired, st.Swept = node.Evictions, node.EvictedBytes, node.Expired, node.Swept
+	st.Used, st.Limit = node.Used, node.Limit
 	for i := range st.Refused {
-		st.Refused[i] = node.Refused[i] + n.refused[i].Load()
+		st.Refused[i] += node.Refused[i]
 	}
 	return st
 }

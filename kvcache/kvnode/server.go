@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
 // SocketName is the socket's name in the node's directory.
@@ -50,9 +51,10 @@ func Listen(dir string) (net.Listener, error) {
 	return l, nil
 }
 
-// Server serves an arena to the processes of its host.
+// Server serves an arena to the processes of its host, and what is in tiers below it.
 type Server struct {
 	store *arena.Store
+	stack *stack.Stack // nil = there is nothing below
 	log   *slog.Logger
 
 	mu    sync.Mutex
@@ -60,13 +62,13 @@ type Server struct {
 	done  sync.WaitGroup
 }
 
-// NewServer makes a server of an arena, which the caller closes after Serve has ended.
-// A nil log is silent.
-func NewServer(store *arena.Store, log *slog.Logger) *Server {
+// NewServer makes a server of an arena and of the stack of which it is the near store; nil
+// = there is none. The caller closes both after Serve has ended. A nil log is silent.
+func NewServer(store *arena.Store, below *stack.Stack, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{store: store, log: log, conns: map[net.Conn]bool{}}
+	return &Server{store: store, stack: below, log: log, conns: map[net.Conn]bool{}}
 }
 
 // Serve serves until ctx ends, closes l and all connections, and waits for them. The
@@ -224,6 +226,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		}
 		m, err := st.Longest(ctx, q)
 		return appendMatch(nil, m), err
+	case opFetch:
+		return p.fetch(ctx, c)
 	case opGet:
 		return p.get(ctx, c)
 	case opOpen, opRotate, opRead, opForget:
@@ -234,7 +238,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		}
 	case opDrop:
 		if f := kvcache.Fingerprint(c.key()); !c.bad {
-			err = st.Drop(ctx, f)
+			err = p.s.drop(ctx, f)
 		}
 	case opLabel:
 		var l kvcache.Label
@@ -243,7 +247,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 			err = st.Label(ctx, f, l)
 		}
 	case opHello:
-		return json.Marshal(hello{Data: st.Data(), ID: st.ID()})
+		return json.Marshal(hello{Data: st.Data(), ID: st.ID(), Far: p.s.stack != nil})
 	case opStats:
 		return json.Marshal(st.Stats())
 	case opModels:
@@ -266,6 +270,28 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 type hello struct {
 	Data string   `json:"data"`
 	ID   [16]byte `json:"id"`
+	// Far says that the node has far tiers, which fetch asks.
+	Far bool `json:"far,omitempty"`
+}
+
+// drop forgets a model in all tiers that there are.
+func (s *Server) drop(ctx context.Context, f kvcache.Fingerprint) error {
+	if s.stack != nil {
+		return s.stack.Drop(ctx, f)
+	}
+	return s.store.Drop(ctx, f)
+}
+
+// fetch looks up what there is in all tiers, in the time that the client gives.
+func (p *peer) fetch(ctx context.Context, c *cursor) ([]byte, error) {
+	within, q := time.Duration(c.u64()), c.query()
+	if c.bad || p.s.stack == nil {
+		return nil, errBad
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(within, stall/2))
+	defer cancel()
+	m, err := p.s.stack.Longest(ctx, q)
+	return appendMatch(nil, m), err
 }
 
 // get lends a block.
@@ -301,7 +327,11 @@ func (p *peer) put(ctx context.Context, c cursor) error {
 	if _, err := io.ReadFull(p.r, r.Bytes()); err != nil {
 		return err
 	}
-	return p.reply(r.Commit(), nil)
+	put, err := r.Commit()
+	if err == nil && p.s.stack != nil {
+		p.s.stack.Wrote(put)
+	}
+	return p.reply(err, nil)
 }
 
 // append appends to a tail at the place that the client knows. Usually that is where the

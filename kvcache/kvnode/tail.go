@@ -84,8 +84,8 @@ func (t *tail) Append(r kvcache.Range) error {
 		t.c.give(cn, err)
 		if err == nil {
 			t.next += len(r.IDs)
-			t.c.count.appends.Add(1)
-			t.c.count.appendBytes.Add(uint64(len(r.Data)))
+			t.c.count.Appends.Add(1)
+			t.c.count.AppendBytes.Add(uint64(len(r.Data)))
 			return nil
 		}
 		if !used || !left(err) {

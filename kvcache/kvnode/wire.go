@@ -42,6 +42,7 @@ const (
 	opStats
 	opModels
 	opRoom
+	opFetch
 )
 
 // status is how an operation ended.

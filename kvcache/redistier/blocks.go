@@ -144,7 +144,7 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 		b[0].err = b[0].header.Check(ref)
 	}
 	if total := b[0].header.Total; b[0].err == nil && total > s.cfg.Limit {
-		b[0].err = refuse(kvcache.ReasonTorn, "%d bytes, more than the store may hold", total)
+		b[0].err = kvcache.Refuse(kvcache.ReasonTorn, "%d bytes, more than the store may hold", total)
 	}
 	if b[0].err != nil {
 		return nil, s.refuse(ref, b[0], b[0].err)
@@ -155,7 +155,7 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 		if n, err := s.client.Exists(ctx, s.keys.manifest(ref.Key)).Result(); err != nil || n == 0 {
 			return nil, errors.Join(s.miss(ref), err)
 		}
-		err = refuse(kvcache.ReasonTorn, "a part is missing")
+		err = kvcache.Refuse(kvcache.ReasonTorn, "a part is missing")
 	}
 	var f *kvcache.Frame
 	if err == nil {
@@ -219,7 +219,7 @@ func (s *Store) read(ctx context.Context, m *manifest) ([]byte, error) {
 			cmd := s.client.GetToBuffer(ctx, s.keys.part(m.header.Key, m.nonce, i), to)
 			n, err := cmd.Result()
 			if err == nil && int64(n) != size || err != nil && strings.Contains(err.Error(), "buffer too small") {
-				err = refuse(kvcache.ReasonTorn, "part %d of %d bytes has another length", i, size)
+				err = kvcache.Refuse(kvcache.ReasonTorn, "part %d of %d bytes has another length", i, size)
 			}
 			return err
 		})

@@ -67,13 +67,13 @@ func parseManifest(b []byte) (manifest, error) {
 	le := binary.LittleEndian
 	switch {
 	case len(b) < manifestFixed:
-		return manifest{}, refuse(kvcache.ReasonTorn, "%d bytes of a manifest", len(b))
+		return manifest{}, kvcache.Refuse(kvcache.ReasonTorn, "%d bytes of a manifest", len(b))
 	case string(b[:4]) != manifestMagic:
-		return manifest{}, refuse(kvcache.ReasonMagic, "no manifest")
+		return manifest{}, kvcache.Refuse(kvcache.ReasonMagic, "no manifest")
 	case le.Uint16(b[4:]) != manifestVersion:
-		return manifest{}, refuse(kvcache.ReasonVersion, "manifest of version %d, this reader knows %d", le.Uint16(b[4:]), manifestVersion)
+		return manifest{}, kvcache.Refuse(kvcache.ReasonVersion, "manifest of version %d, this reader knows %d", le.Uint16(b[4:]), manifestVersion)
 	case manifestSum(b) != le.Uint32(b[8:]):
-		return manifest{}, refuse(kvcache.ReasonChecksum, "manifest")
+		return manifest{}, kvcache.Refuse(kvcache.ReasonChecksum, "manifest")
 	}
 	h, err := kvcache.DecodeHeader(b[manifestFixed:])
 	if err != nil {
@@ -83,15 +83,10 @@ func parseManifest(b []byte) (manifest, error) {
 	copy(m.nonce[:], b[32:])
 	if int64(len(b)) != manifestFixed+h.Len || le.Uint64(b[24:]) != uint64(h.Total) ||
 		m.part < 1 || (h.Total-1)/m.part >= maxParts || m.parts() != int(le.Uint32(b[12:])) {
-		return manifest{}, refuse(kvcache.ReasonTorn, "manifest of %d bytes: %d parts of %d for a frame of %d",
+		return manifest{}, kvcache.Refuse(kvcache.ReasonTorn, "manifest of %d bytes: %d parts of %d for a frame of %d",
 			len(b), le.Uint32(b[12:]), m.part, h.Total)
 	}
 	return m, nil
-}
-
-// refuse makes a refusal.
-func refuse(r kvcache.Reason, format string, args ...any) error {
-	return &kvcache.Refusal{Reason: r, Detail: fmt.Sprintf(format, args...)}
 }
 
 // keys names everything of one store.

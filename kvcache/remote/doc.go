@@ -1,7 +1,7 @@
-// Package remote is what the stores on servers far away have in common: how a block
+// Package remote is what the stores that are far from memory have in common: how a block
 // is named among its parent's children, a look-up that asks for much at once and seldom,
 // the counters and metrics, and the patience with a server that is slow or gone.
-// kvcache/redistier and kvcache/s3tier are built on it.
+// kvcache/nvmetier, kvcache/redistier and kvcache/s3tier are built on it.
 //
 // # Names
 //

@@ -7,12 +7,12 @@ import (
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
 )
 
 // ErrAway says that a server failed several calls in a row and is left alone for a
@@ -39,7 +39,7 @@ type OpsConfig struct {
 // concurrent use.
 type Ops struct {
 	cfg   OpsConfig
-	Count Counters
+	Count kvmetrics.Counters
 	// used is asked for the bytes in use.
 	used func() int64
 	took *prometheus.HistogramVec
@@ -158,10 +158,7 @@ func (o *Ops) Close() bool {
 
 // Refused counts a refusal and says whether err is one.
 func (o *Ops) Refused(err error) bool {
-	r, ok := errors.AsType[*kvcache.Refusal](err)
-	if ok {
-		o.Count.Refused[r.Reason].Add(1)
-	}
+	_, ok := o.Count.Refusal(err)
 	return ok
 }
 
@@ -208,31 +205,9 @@ func (g *gate) report(failed bool, now time.Time) {
 	}
 }
 
-// Counters are those of kvcache.Stats, by their names.
-type Counters struct {
-	Puts, PutBytes, Duplicates atomic.Uint64
-	Hits, Misses, HitBytes     atomic.Uint64
-	Lookups, LookupTokens      atomic.Uint64
-	Full, Failed, Late         atomic.Uint64
-	Evictions, EvictedBytes    atomic.Uint64
-	Expired, Swept             atomic.Uint64
-	Refused                    [len(kvcache.Stats{}.Refused)]atomic.Uint64
-}
-
 // Stats implements kvcache.Counted for a store.
 func (o *Ops) Stats() kvcache.Stats {
-	c := &o.Count
-	st := kvcache.Stats{
-		Puts: c.Puts.Load(), PutBytes: c.PutBytes.Load(), Duplicates: c.Duplicates.Load(),
-		Hits: c.Hits.Load(), Misses: c.Misses.Load(), HitBytes: c.HitBytes.Load(),
-		Lookups: c.Lookups.Load(), LookupTokens: c.LookupTokens.Load(),
-		Full: c.Full.Load(), Failed: c.Failed.Load(), Late: c.Late.Load(),
-		Evictions: c.Evictions.Load(), EvictedBytes: c.EvictedBytes.Load(),
-		Expired: c.Expired.Load(), Swept: c.Swept.Load(),
-		Used: o.used(), Limit: o.cfg.Limit,
-	}
-	for i := range st.Refused {
-		st.Refused[i] = c.Refused[i].Load()
-	}
+	st := o.Count.Stats()
+	st.Used, st.Limit = o.used(), o.cfg.Limit
 	return st
 }

@@ -111,7 +111,7 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 		s.memory.forget(ref.Key) // removed, perhaps while it was read
 		return nil, s.miss(ref)
 	case code == http.StatusRequestedRangeNotSatisfiable:
-		err = refuse(kvcache.ReasonTorn, "empty")
+		err = kvcache.Refuse(kvcache.ReasonTorn, "empty")
 	}
 	var f *kvcache.Frame
 	if err == nil {
@@ -190,7 +190,7 @@ func (s *Store) read(ctx context.Context, path string) ([]byte, minio.ObjectInfo
 	}
 	if total > s.cfg.Limit {
 		body.Close()
-		return nil, info, refuse(kvcache.ReasonTorn, "%d bytes, more than the store may hold", total)
+		return nil, info, kvcache.Refuse(kvcache.ReasonTorn, "%d bytes, more than the store may hold", total)
 	}
 	data := make([]byte, total)
 	g, ctx := errgroup.WithContext(ctx)
@@ -305,7 +305,7 @@ func (s *Store) header(ctx context.Context, path string) (kvcache.Header, error)
 	for {
 		body, info, total, err := s.open(ctx, path, 0, int64(need), tag)
 		if status(err) == http.StatusRequestedRangeNotSatisfiable {
-			err = refuse(kvcache.ReasonTorn, "empty")
+			err = kvcache.Refuse(kvcache.ReasonTorn, "empty")
 		}
 		if err != nil {
 			return kvcache.Header{}, err
@@ -321,15 +321,10 @@ func (s *Store) header(ctx context.Context, path string) (kvcache.Header, error)
 		}
 		h, err := kvcache.DecodeHeader(b)
 		if err == nil && h.Total != total {
-			err = refuse(kvcache.ReasonTorn, "object and frame differ in length")
+			err = kvcache.Refuse(kvcache.ReasonTorn, "object and frame differ in length")
 		}
 		return h, err
 	}
-}
-
-// refuse makes a refusal.
-func refuse(r kvcache.Reason, format string, args ...any) error {
-	return &kvcache.Refusal{Reason: r, Detail: fmt.Sprintf(format, args...)}
 }
 
 // memory is what a process knows of blocks: they never change, so only that they are

@@ -68,7 +68,7 @@ func (s *session) nothing(result string) worker.KVChain {
 func (s *session) lookUp(ctx context.Context, ids []int32, prefill time.Duration) *loan {
 	begin := time.Now()
 	f := s.find(ctx, ids)
-	l := &loan{s: s, found: f, bad: f.chain}
+	l := &loan{s: s, found: f, bad: f.chain, looked: time.Since(begin)}
 	if f.bytes == 0 {
 		l.result = "miss"
 		if ctx.Err() != nil {
@@ -76,9 +76,10 @@ func (s *session) lookUp(ctx context.Context, ids []int32, prefill time.Duration
 		}
 		return l
 	}
-	// What is restored has not to be prefilled; the rest takes its time either way.
+	// What is restored has not to be prefilled; the rest takes its time either way, and
+	// what the look-up took is gone.
 	saved := time.Duration(float64(prefill) * float64(max(f.chain, f.good)) / float64(len(ids)))
-	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); time.Since(begin)+cost > min(saved, s.within) {
+	if cost := time.Duration(float64(f.bytes) / float64(s.k.rate.Load()) * float64(time.Second)); cost > saved || l.looked+cost > s.within {
 		l.result = "slower"
 		return l
 	}
@@ -93,7 +94,10 @@ func (s *session) lookUp(ctx context.Context, ids []int32, prefill time.Duration
 // find looks up the longest chain and what continues it.
 func (s *session) find(ctx context.Context, ids []int32) found {
 	f := found{parent: s.space.Root}
-	m, err := s.k.cfg.Store.Longest(ctx, kvcache.Query{Space: s.space, IDs: ids})
+	// A store may bring blocks from far away meanwhile; some of the time is for loading.
+	bounded, cancel := share(ctx)
+	m, err := s.k.cfg.Store.Longest(bounded, kvcache.Query{Space: s.space, IDs: ids})
+	cancel()
 	if err != nil {
 		s.note("longest", err)
 	}
@@ -116,6 +120,15 @@ func (s *session) find(ctx context.Context, ids []int32) found {
 		f.bytes += m.Partial.Size
 	}
 	return f
+}
+
+// share ends after three quarters of the time that ctx has.
+func share(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
 }
 
 // findTail picks the tail that leads furthest.
@@ -191,7 +204,8 @@ type loan struct {
 	found  found
 	result string        // why there is none; "" = there is some
 	bad    int           // position from which the stored blocks are not good
-	ready  time.Duration // that the look-up took
+	looked time.Duration // that it took to find it
+	ready  time.Duration // that it took to find and verify it
 	ranges []worker.KVRange
 	lent   []*kvcache.Lent
 }
@@ -276,7 +290,9 @@ func (l *loan) done(tokens int, took time.Duration, err error) {
 	default:
 		m.restores.WithLabelValues("restored").Inc()
 		m.restoreTime.Observe((l.ready + took).Seconds())
-		rate := int64(float64(l.found.bytes) / max((l.ready+took).Seconds(), 1e-6))
+		// Of what is in memory by now: how long it was on its way to there is the
+		// store's to know.
+		rate := int64(float64(l.found.bytes) / max((l.ready-l.looked+took).Seconds(), 1e-6))
 		l.s.k.rate.Store((3*l.s.k.rate.Load() + rate) / 4)
 	}
 }

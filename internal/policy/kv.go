@@ -1,0 +1,125 @@
+package policy
+
+import (
+	"cmp"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// KV says where the local workers of `kvmesh up` keep the KV of their streams, so that
+// each can go on with those of another.
+type KV struct {
+	// Dir is the folder below which a private one is made for each run; default
+	// /dev/shm, or the folder for temporary files where that is small. KVOff keeps none.
+	Dir   string `yaml:"dir"`
+	Limit Bytes  `yaml:"limit"` // most bytes of all workers together, default 4Gi; in /dev/shm at most half of what is free
+	// Node has a process of its own, which `kvmesh up` starts, keep the KV in one piece of
+	// memory, all of which is taken at the start. False is a directory that the workers share.
+	Node bool `yaml:"node"`
+	// Tiers are below that memory; they outlive it. They need Node.
+	Tiers KVTiers `yaml:"tiers"`
+}
+
+// KVTiers are the tiers below the memory of a KV node, in the order in which it asks them.
+// What is not given is not there.
+type KVTiers struct {
+	NVMe  KVDisk  `yaml:"nvme"`
+	Redis KVRedis `yaml:"redis"`
+	S3    KVS3    `yaml:"s3"`
+}
+
+// KVDisk is a directory of a local disk.
+type KVDisk struct {
+	Dir   string `yaml:"dir"`   // the node's own; made if it is not there
+	Limit Bytes  `yaml:"limit"` // default 64Gi
+}
+
+// KVRedis is a Redis or Valkey Cluster, or one server.
+type KVRedis struct {
+	// URL names a node of the cluster. KV_REDIS_URL in the environment takes its place, so
+	// that no password stands here, where it is refused.
+	URL    string `yaml:"url"`
+	Single bool   `yaml:"single"` // one server and no cluster
+	Prefix string `yaml:"prefix"` // begins all keys, default kvmesh
+	Limit  Bytes  `yaml:"limit"`  // default 64Gi
+}
+
+// KVS3 is a bucket. Who asks stands in the environment, in the variables of Amazon's own
+// tools, and where, if it is not said here.
+type KVS3 struct {
+	URL      string `yaml:"url"`      // s3://BUCKET or s3://BUCKET/PREFIX
+	Endpoint string `yaml:"endpoint"` // the server's URL; default Amazon's
+	Region   string `yaml:"region"`
+	Limit    Bytes  `yaml:"limit"` // default 1Ti
+}
+
+// LeastKV is the smallest KV.Limit, in bytes: a few blocks.
+const LeastKV = 1 << 20
+
+// KVOff is the KV.Dir of workers that keep no KV.
+const KVOff = "off"
+
+// kv checks where KV is kept.
+func (p *parser) kv(k *KV, at Place) {
+	k.Limit = cmp.Or(k.Limit, 4<<30)
+	t := &k.Tiers
+	t.NVMe.Limit = cmp.Or(t.NVMe.Limit, 64<<30)
+	t.Redis.Limit = cmp.Or(t.Redis.Limit, 64<<30)
+	t.S3.Limit = cmp.Or(t.S3.Limit, 1<<40)
+	for path, limit := range map[string]Bytes{
+		"kv.limit": k.Limit, "kv.tiers.nvme.limit": t.NVMe.Limit, "kv.tiers.redis.limit": t.Redis.Limit, "kv.tiers.s3.limit": t.S3.Limit,
+	} {
+		if limit < LeastKV {
+			p.wrong(at, path, "%s %v: want at least %v", path, limit, Bytes(LeastKV))
+		}
+	}
+	for path, value := range map[string]string{"kv.tiers.nvme.dir": t.NVMe.Dir, "kv.tiers.redis.url": t.Redis.URL, "kv.tiers.s3.url": t.S3.URL} {
+		tier := path[:strings.LastIndexByte(path, '.')]
+		if value == "" && p.given(at, tier) {
+			p.wrong(at, tier, "%s: %s is missing", tier, path)
+		}
+		if value != "" && (!k.Node || k.Dir == KVOff) {
+			p.wrong(at, path, "%s needs a KV node: kv.node true, and kv.dir not off", tier)
+		}
+	}
+	if t.Redis.URL != "" {
+		p.kvRedis(t.Redis, at)
+	}
+	if t.S3.URL != "" {
+		if _, _, ok := SplitS3(t.S3.URL); !ok {
+			p.wrong(at, "kv.tiers.s3.url", "kv.tiers.s3.url %.80q: want s3://BUCKET or s3://BUCKET/PREFIX", t.S3.URL)
+		}
+		if u, err := url.Parse(t.S3.Endpoint); t.S3.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+			p.wrong(at, "kv.tiers.s3.endpoint", "kv.tiers.s3.endpoint: want http(s)://HOST:PORT")
+		}
+	}
+}
+
+// kvRedis checks where Redis is.
+func (p *parser) kvRedis(r KVRedis, at Place) {
+	const path = "kv.tiers.redis.url"
+	// No message repeats the URL, which may hold a password.
+	u, err := url.Parse(r.URL)
+	switch {
+	case err != nil || u.Host == "" || !slices.Contains([]string{"redis", "rediss"}, u.Scheme):
+		p.wrong(at, path, "%s: want redis://HOST:PORT, or rediss://HOST:PORT for TLS", path)
+	case u.User != nil && hasPassword(u.User):
+		p.wrong(at, path, "%s holds a password: give the URL in KV_REDIS_URL, where nobody reads it", path)
+	}
+}
+
+// hasPassword says whether a password stands in a URL.
+func hasPassword(u *url.Userinfo) bool {
+	_, ok := u.Password()
+	return ok
+}
+
+// SplitS3 reads s3://BUCKET or s3://BUCKET/PREFIX; false = it is none of them.
+func SplitS3(s string) (bucket, prefix string, ok bool) {
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "s3" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return "", "", false
+	}
+	return u.Host, strings.Trim(u.Path, "/"), true
+}

@@ -1,0 +1,58 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+)
+
+// kvMesh is a pool and a Mesh with a line of KV settings, the file's line 12.
+func kvMesh(kv string) string {
+	return pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec:\n  " + kv + "\n"
+}
+
+func TestKVTiers(t *testing.T) {
+	s := parse(t, kvMesh("kv: {node: true, tiers: {nvme: {dir: /d}, redis: {url: 'redis://h:1', single: true}, s3: {url: 's3://b/p', limit: 5Gi}}}"))
+	k := s.Mesh.KV
+	if k.Limit != 4<<30 || k.Tiers.NVMe.Dir != "/d" || k.Tiers.NVMe.Limit != 64<<30 || !k.Tiers.Redis.Single || k.Tiers.S3.Limit != 5<<30 {
+		t.Errorf("%+v", k)
+	}
+	if k := parse(t, pool).Mesh.KV; k.Tiers.NVMe.Dir != "" || k.Tiers.Redis.URL != "" || k.Tiers.S3.URL != "" {
+		t.Errorf("%+v", k)
+	}
+}
+
+// Mistakes name the line, and never repeat a password.
+func TestKVMistakes(t *testing.T) {
+	for kv, want := range map[string]string{
+		"kv: {limit: 1Ki}": "p.yaml:12: kv.limit 1Ki: want at least 1Mi",
+		"kv: {node: true, tiers: {nvme: {dir: /d, limit: 5}}}":                  "p.yaml:12: kv.tiers.nvme.limit 5: want at least 1Mi",
+		"kv: {node: true, tiers: {nvme: {limit: 5Gi}}}":                         "p.yaml:12: kv.tiers.nvme: kv.tiers.nvme.dir is missing",
+		"kv: {node: true, tiers: {nvm: {dir: /d}}}":                             `p.yaml:12: unknown field "kv.tiers.nvm" (did you mean "nvme"?)`,
+		"kv: {tiers: {nvme: {dir: /d}}}":                                        "p.yaml:12: kv.tiers.nvme needs a KV node",
+		"kv: {node: true, dir: off, tiers: {nvme: {dir: /d}}}":                  "p.yaml:12: kv.tiers.nvme needs a KV node",
+		"kv: {node: true, tiers: {redis: {url: 'h:1'}}}":                        "p.yaml:12: kv.tiers.redis.url: want redis://HOST:PORT",
+		"kv: {node: true, tiers: {redis: {url: 'redis://u:hunter2@h:1'}}}":      "p.yaml:12: kv.tiers.redis.url holds a password: give the URL in KV_REDIS_URL",
+		"kv: {node: true, tiers: {s3: {url: 'http://b'}}}":                      `p.yaml:12: kv.tiers.s3.url "http://b": want s3://BUCKET`,
+		"kv: {node: true, tiers: {s3: {url: 's3://b', endpoint: 'h:1'}}}":       "p.yaml:12: kv.tiers.s3.endpoint: want http(s)://HOST:PORT",
+		"kv: {node: true, tiers: {s3: {url: 's3://b', limit: many}}}":           `p.yaml:12: "many" is no size`,
+		"kv: {node: true, tiers: {redis: {url: 'redis://h:1', single: maybe}}}": "p.yaml:12:",
+	} {
+		_, err := Parse(File{Name: "p.yaml", Data: []byte(kvMesh(kv))})
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s:\n%v\nwant %s", kv, err, want)
+		}
+	}
+}
+
+func TestSplitS3(t *testing.T) {
+	for in, want := range map[string]string{"s3://b": "b ", "s3://b/": "b ", "s3://b/p/q/": "b p/q"} {
+		if b, p, ok := SplitS3(in); !ok || b+" "+p != want {
+			t.Errorf("%s: %s %s %v", in, b, p, ok)
+		}
+	}
+	for _, bad := range []string{"", "b", "s3:b", "s3://", "s3://u@b", "s3://b?x", "http://b"} {
+		if _, _, ok := SplitS3(bad); ok {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/remote"
+)
+
+const (
+	// awayLook is the time between two tries at a tier that is away.
+	awayLook = time.Second
+	// tries is how often a write is tried that fails otherwise.
+	tries = 3
+)
+
+// Wrote notes that the near store has a block that did not come by Put: it is to be written
+// to the far tiers too. It never waits.
+func (s *Stack) Wrote(b kvcache.Found) {
+	for _, t := range s.tiers {
+		t.count(b, 1)
+		select {
+		case t.queue <- b:
+		default:
+			t.count(b, -1)
+			s.metrics.dropped.WithLabelValues(t.Name, "full").Inc()
+		}
+	}
+}
+
+// count notes a block that waits, or does so no longer.
+func (t *tier) count(b kvcache.Found, n int64) {
+	t.behind.blocks.Add(n)
+	t.behind.bytes.Add(n * b.Size)
+	t.behind.tokens.Add(n * int64(b.Tokens))
+}
+
+// write writes what waits for a tier, until the stack is closed.
+func (s *Stack) write(t *tier) {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case b := <-t.queue:
+			if why := s.writeOne(t, b); why != "" {
+				s.metrics.dropped.WithLabelValues(t.Name, why).Inc()
+			}
+			t.count(b, -1)
+		}
+	}
+}
+
+// writeOne writes one block, and says why it could not.
+func (s *Stack) writeOne(t *tier, b kvcache.Found) (why string) {
+	before := s.dropped(b.Fingerprint)
+	for failed := 0; ; {
+		err := s.copyOut(t, b.Ref)
+		_, refused := errors.AsType[*kvcache.Refusal](err)
+		switch {
+		case err == nil:
+			if s.dropped(b.Fingerprint) != before {
+				// It may have come after the drop.
+				_ = t.Store.Drop(s.ctx, b.Fingerprint) // the tier counts what fails
+			}
+			return ""
+		case refused || errors.Is(err, kvcache.ErrNotFound):
+			return "gone"
+		case errors.Is(err, kvcache.ErrFull):
+			s.cfg.Log.Debug("KV tier is full", "tier", t.Name, "err", err)
+			return "no_room"
+		case errors.Is(err, kvcache.ErrClosed):
+			return "failed"
+		case !errors.Is(err, remote.ErrAway):
+			s.cfg.Log.Debug("write a block of KV to a far tier", "tier", t.Name, "err", err)
+			if failed++; failed == tries {
+				return "failed"
+			}
+		}
+		select {
+		case <-s.ctx.Done():
+			return "failed"
+		case <-time.After(awayLook):
+		}
+	}
+}
+
+// copyOut puts a block of the near store into a tier. What is wrong in memory goes nowhere.
+func (s *Stack) copyOut(t *tier, ref kvcache.Ref) error {
+	l, err := s.peek(s.ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	if err := l.Verify(); err != nil {
+		return err
+	}
+	return t.Store.Put(s.ctx, l.Frame)
+}
+
+// peek lends a block of the near store, without counting it as a use where it can.
+func (s *Stack) peek(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	if p, ok := s.near.(Peeker); ok {
+		return p.Peek(ctx, ref)
+	}
+	return s.near.Get(ctx, ref)
+}
