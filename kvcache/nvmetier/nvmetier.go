@@ -270,7 +270,8 @@ func (s *Store) survey() error {
 
 // modelDir and spaceDir name folders.
 func modelDir(f kvcache.Fingerprint) string { return blockDir + "/" + f.String() }
-func spaceDir(s kvcache.Space) string       { return modelDir(s.Fingerprint) + "/" + s.Root.String() }
+
+func spaceDir(s kvcache.Space) string { return modelDir(s.Fingerprint) + "/" + s.Root.String() }
 
 // remove removes the file of a block that is in the index no more.
 func (s *Store) remove(p placed) error {
