@@ -61,7 +61,7 @@ func newRoot(e *env) *cobra.Command {
 	grouped(root, "A mesh on this machine:", upCommand(e), demoCommand(e), initCommand(e), doctorCommand(e), fetchCommand(e), modelsCommand(e), purgeCommand(e))
 	grouped(root, "Looking at a running mesh:", workersCommand(e), streamsCommand(e), inspectCommand(e), kvCommand(e))
 	grouped(root, "Changing a running mesh:", drainCommand(e), undrainCommand(e), migrateCommand(e), rolloutCommand(e), restartCommand(e), drillCommand(e))
-	grouped(root, "Each part alone:", controlPlaneCommand(e), gatewayCommand(e), workerCommand(e), kvNodeCommand(e))
+	grouped(root, "Each part alone:", controlPlaneCommand(e), gatewayCommand(e), workerCommand(e), kvNodeCommand(e), lmcacheCommand(e))
 	root.AddCommand(versionCommand(e), reapCommand(e))
 	markStart(e, root)
 	return root

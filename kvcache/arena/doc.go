@@ -88,6 +88,10 @@
 // the words over. A reader that is stopped for an hour reads the same bytes when it
 // wakes up. Nobody waits for it; what it holds counts as used.
 //
+// A reader whose file's name begins with ff maps the arena with the right to write. It gets
+// room in the same way, fills it, or has others fill it, and has the owner publish it; also
+// an owner that came later. What it held stays for a minute after its end.
+//
 // # What leaves
 //
 // Package evict decides. Blocks before a live tail are pinned, and for Config.Linger after its

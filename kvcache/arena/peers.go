@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,12 @@ const (
 	// the usual size.
 	Slots    = 16384
 	peerSize = 8 * Slots
+
+	// writerMark is the first byte of the names of readers that fill room, and of theirs only.
+	writerMark = 0xff
+	// orphaned is how long what such a reader held stays when its process has ended: it
+	// may have told others where that is.
+	orphaned = time.Minute
 )
 
 // Ticket is what a reader writes into a slot before it asks for a block. It is odd, and
@@ -67,6 +74,7 @@ type peer struct {
 	file  *os.File
 	words words
 	held  map[int]pin // by slot: what was lent and not found to be given back
+	dead  time.Time   // when it was found to have ended, of one that fills room
 }
 
 // pin is one block that a reader reads.
@@ -178,10 +186,19 @@ func (s *Store) reapLocked() (any bool) {
 	return any
 }
 
+// fills says whether the name is that of a reader that fills room.
+func fills(name string) bool { return strings.HasPrefix(name, fmt.Sprintf("%02x", writerMark)) }
+
 // buryLocked forgets readers whose process has ended, and what they were reading.
-func (s *Store) buryLocked() {
+func (s *Store) buryLocked(now time.Time) {
 	for name, p := range s.peers {
 		if !flock(p.file) {
+			continue
+		}
+		if p.dead.IsZero() {
+			p.dead = now
+		}
+		if fills(name) && now.Sub(p.dead) < orphaned {
 			continue
 		}
 		for _, h := range p.held {
@@ -218,7 +235,7 @@ func (s *Store) findPeers() (held []extent, err error) {
 		}
 		dead := flock(f)
 		f.Close()
-		if dead {
+		if dead && (!fills(name) || strings.HasSuffix(name, newSuffix)) {
 			_ = s.root.Remove(path) // else the next start does
 			continue
 		}

@@ -19,10 +19,12 @@ import (
 // newSuffix marks the file of a reader that is being made.
 const newSuffix = ".new"
 
-// Reader reads blocks in place that the owner of an arena, another process, lends it.
-// It maps the arena without the right to write. It is safe for concurrent use.
+// Reader reads blocks in place that the owner of an arena, another process, lends it, and
+// one that OpenWriter made fills room that it is lent. Only the latter maps the arena with
+// the right to write. It is safe for concurrent use.
 type Reader struct {
 	name  string
+	prot  int // of its mappings
 	root  *os.Root
 	file  *os.File // holds the lock that says that this process lives
 	words words
@@ -44,12 +46,20 @@ type view struct {
 }
 
 // OpenReader makes a reader of the arena whose owner has dir.
-func OpenReader(dir string) (*Reader, error) {
+func OpenReader(dir string) (*Reader, error) { return openReader(dir, unix.PROT_READ) }
+
+// OpenWriter makes one that can fill room, too. It could spoil what others have stored,
+// which whoever reads that then refuses.
+func OpenWriter(dir string) (*Reader, error) {
+	return openReader(dir, unix.PROT_READ|unix.PROT_WRITE)
+}
+
+func openReader(dir string, prot int) (*Reader, error) {
 	root, err := privdir.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open reader: %w", err)
 	}
-	r := &Reader{root: root}
+	r := &Reader{root: root, prot: prot}
 	if err := r.enroll(); err != nil {
 		root.Close()
 		return nil, fmt.Errorf("open reader: %w", err)
@@ -68,6 +78,9 @@ func (r *Reader) enroll() (err error) {
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
+	if id[0] = min(id[0], writerMark-1); r.prot&unix.PROT_WRITE != 0 {
+		id[0] = writerMark
+	}
 	r.name = hex.EncodeToString(id[:])
 	path := readersDir + "/" + r.name
 	if r.file, err = r.root.OpenFile(path+newSuffix, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
@@ -137,20 +150,11 @@ type Loan struct {
 // release gives the slot back. On an error the slot is given back already. What it refuses, now
 // or in a part, refused is told.
 func (r *Reader) Take(l Loan, ref kvcache.Ref, refused func(error)) (*kvcache.Lent, error) {
-	v, err := r.use(l)
+	b, done, err := r.bytes(l)
 	if err != nil {
-		r.Abandon(l.Slot)
 		return nil, err
 	}
-	done := func() {
-		r.leave(v)
-		r.Abandon(l.Slot)
-	}
-	if l.At < 0 || l.Size < 0 || l.At > int64(len(v.b)) || l.Size > int64(len(v.b))-l.At {
-		done()
-		return nil, fmt.Errorf("a block of %d bytes at %d is outside the arena", l.Size, l.At)
-	}
-	f, err := kvcache.Decode(v.b[l.At:l.At+l.Size:l.At+l.Size], ref)
+	f, err := kvcache.Decode(b, ref)
 	if err != nil {
 		done()
 		refused(err)
@@ -159,12 +163,35 @@ func (r *Reader) Take(l Loan, ref kvcache.Ref, refused func(error)) (*kvcache.Le
 	return kvcache.NewLent(f, done, refused), nil
 }
 
+// Room returns the bytes of room that the owner has lent to a reader that OpenWriter made,
+// and what gives the slot back, to be called once. On an error the slot is given back
+// already.
+func (r *Reader) Room(l Loan) (b []byte, release func(), err error) { return r.bytes(l) }
+
+// bytes returns what is lent.
+func (r *Reader) bytes(l Loan) (b []byte, done func(), err error) {
+	v, err := r.use(l)
+	if err != nil {
+		r.Abandon(l.Slot)
+		return nil, nil, err
+	}
+	done = func() {
+		r.leave(v)
+		r.Abandon(l.Slot)
+	}
+	if l.At < 0 || l.Size < 0 || l.At > int64(len(v.b)) || l.Size > int64(len(v.b))-l.At {
+		done()
+		return nil, nil, fmt.Errorf("%d bytes at %d are outside the arena", l.Size, l.At)
+	}
+	return v.b[l.At : l.At+l.Size : l.At+l.Size], done, nil
+}
+
 // use returns the mapping of the arena that a loan is of.
 func (r *Reader) use(l Loan) (*view, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.view == nil || r.view.id != l.ID {
-		v, err := openView(l)
+		v, err := openView(l, r.prot)
 		if err != nil {
 			return nil, fmt.Errorf("map the arena: %w", err)
 		}
@@ -195,8 +222,12 @@ func (v *view) unmap() {
 }
 
 // openView maps an arena that must have the identity that the owner tells.
-func openView(l Loan) (*view, error) {
-	f, err := os.Open(l.Data)
+func openView(l Loan, prot int) (*view, error) {
+	mode := os.O_RDONLY
+	if prot&unix.PROT_WRITE != 0 {
+		mode = os.O_RDWR
+	}
+	f, err := os.OpenFile(l.Data, mode, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +247,7 @@ func openView(l Loan) (*view, error) {
 	if id != arenaID(l.ID) {
 		return nil, errors.New("it is another one than that of its owner")
 	}
-	if b, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+	if b, err = unix.Mmap(int(f.Fd()), 0, int(size), prot, unix.MAP_SHARED); err != nil {
 		return nil, err
 	}
 	return &view{b: b, id: id}, nil

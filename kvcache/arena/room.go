@@ -257,7 +257,7 @@ func (s *Store) Sweep(ctx context.Context, now time.Time) error {
 	}
 	s.expireLocked(now)
 	s.unpinLocked(now)
-	s.buryLocked()
+	s.buryLocked(now)
 	s.reapLocked()
 	err := s.log.flush()
 	grown := s.log.grown()

@@ -2,7 +2,8 @@
 // workers are clients over a Unix socket of mode 0600. What they read does not go
 // through the socket: the node says where a block lies, and they read it in place, as
 // package arena has it. What they write does, so that nobody but the node can write to
-// the arena. Unix only.
+// the arena; only a Writer, behind which engines write that have nothing else, maps it
+// with the right to. Unix only.
 //
 // A node that is killed takes nothing with it: its successor has the same content, and
 // what clients were reading they go on reading. Until it is there every call fails at
@@ -51,8 +52,11 @@
 //	13 stats     →  JSON
 //	14 models    →  JSON
 //	15 room      limit:8. Old tails go, and blocks until seven eighths of it are used
-//	16 fetch    within:8 space from:32 first:8 ids:4…  →  as longest, for which the node has
+//	16 fetch     within:8 space from:32 first:8 ids:4…  →  as longest, for which the node has
 //	             so many nanoseconds
+//	17 reserve   ref size:8 reader:8 slot:4 ticket:8  →  identity:16 offset:8, which is 0
+//	             where the block is there already. The client writes the frame there itself
+//	18 publish   ref size:8 reader:8 slot:4 identity:16: the frame is written
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes.

@@ -121,13 +121,19 @@ func (c *Client) longest(ctx context.Context, what op, within time.Duration, q k
 
 // Get implements kvcache.Store. The frame's bytes are the arena's own.
 func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	l, _, err := c.get(ctx, ref)
+	return l, err
+}
+
+// get is Get that says where the block lies.
+func (c *Client) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, arena.Loan, error) {
 	slot, ticket, err := c.reader.Ask()
 	if err != nil {
-		return nil, c.counted(err)
+		return nil, arena.Loan{}, c.counted(err)
 	}
 	name, err := hex.DecodeString(c.reader.Name())
 	if err != nil {
-		return nil, err // of this module's own making
+		return nil, arena.Loan{}, err // of this module's own making
 	}
 	loan := arena.Loan{Slot: slot}
 	err = c.ask(ctx, opGet,
@@ -147,15 +153,15 @@ func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error
 		if errors.Is(err, kvcache.ErrNotFound) {
 			c.count.Misses.Add(1)
 		}
-		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
+		return nil, loan, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
 	l, err := c.reader.Take(loan, ref, func(err error) { c.refused(ref, err) })
 	if err != nil {
-		return nil, c.counted(err)
+		return nil, loan, c.counted(err)
 	}
 	c.count.Hits.Add(1)
 	c.count.HitBytes.Add(uint64(loan.Size))
-	return l, nil
+	return l, loan, nil
 }
 
 // refuseTime bounds how long a reader waits for the node to hear of a wrong block.

@@ -230,6 +230,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		return p.fetch(ctx, c)
 	case opGet:
 		return p.get(ctx, c)
+	case opReserve, opPublish:
+		return p.room(ctx, what, c)
 	case opOpen, opRotate, opRead, opForget:
 		return p.tail(ctx, what, c)
 	case opRefused:

@@ -43,6 +43,8 @@ const (
 	opModels
 	opRoom
 	opFetch
+	opReserve
+	opPublish
 )
 
 // status is how an operation ended.

@@ -1,6 +1,7 @@
 package llamacpp
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -8,10 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/kvmesh/kvmesh/internal/filesum"
 )
 
 // fingerprint identifies what KV is worth: the same weights, engine build and
@@ -64,41 +66,11 @@ func fileID(path string, st fs.FileInfo, cacheDir string) (string, error) {
 	if cacheDir == "" {
 		return sampledID(path, st.Size())
 	}
-	abs, err := filepath.Abs(path)
+	sum, err := filesum.SHA256(context.Background(), path, cacheDir)
 	if err != nil {
 		return "", err
 	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		abs = real
-	}
-	// The cache is keyed by what a changed file would change, not by content.
-	key := fingerprint(abs, fmt.Sprint(st.Size()), fmt.Sprint(st.ModTime().UnixNano()))
-	entry := filepath.Join(cacheDir, key+".sha256")
-	if b, err := os.ReadFile(entry); err == nil {
-		if sum := strings.TrimSpace(string(b)); len(sum) == 2*sha256.Size {
-			return "sha256:" + sum, nil
-		}
-	}
-	sum, err := fileSHA256(path)
-	if err != nil {
-		return "", err
-	}
-	// A cache that cannot be written costs time, not correctness.
-	_ = writeAtomic(entry, sum+"\n")
 	return "sha256:" + sum, nil
-}
-
-func fileSHA256(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("hash %s: %w", path, err)
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // Samples of a file: the head, where a GGUF keeps its metadata, is among them,
@@ -130,26 +102,4 @@ func sampledID(path string, size int64) (string, error) {
 		}
 	}
 	return "sampled:" + hex.EncodeToString(h.Sum(nil)), nil
-}
-
-// writeAtomic writes a file that is never seen in part.
-func writeAtomic(path, text string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }
