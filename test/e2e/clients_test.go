@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/openai/openai-go/v3"
@@ -36,34 +38,87 @@ func TestOpenAIPython(t *testing.T) {
 	}
 }
 
-// pythonClient returns the folder of the installed client. pip's --target does
-// not touch the system's Python, so PEP 668 does not stand in its way.
+// pythonClient returns the folder of the installed client, which is one for each
+// Python and each set of pins.
 func pythonClient(t *testing.T) string {
 	t.Helper()
-	cache, err := os.UserCacheDir()
+	dir, err := installClient(t, os.Environ())
 	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(cache, "kvmesh", "python-openai-3.57.0")
-	if _, err := os.Stat(dir); err == nil {
-		return dir
-	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), "python-*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reqs := filepath.Join(testmesh.Root(), "test", "clients", "requirements.txt")
-	out, err := exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "--target", tmp, "-r", reqs).CombinedOutput()
-	if err != nil {
-		t.Fatalf("install the Python client: %v\n%s", err, out)
-	}
-	if err := os.Rename(tmp, dir); err != nil && !os.IsExist(err) {
-		t.Fatal(err)
+		t.Fatalf("install the Python client: %v", err)
 	}
 	return dir
+}
+
+// installClient runs the script in an environment.
+func installClient(t *testing.T, env []string) (string, error) {
+	t.Helper()
+	cmd := exec.Command("sh", filepath.Join(testmesh.Root(), "scripts", "openai-python.sh"))
+	var said strings.Builder
+	cmd.Env, cmd.Stderr = env, &said
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, said.String())
+	}
+	if said.Len() > 0 {
+		t.Log(said.String())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// TestPythonClientCache: a pip that dies leaves nothing that a later run takes for the
+// client, and another Python gets a client of its own.
+func TestPythonClientCache(t *testing.T) {
+	real, err := exec.LookPath("python3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, cache := t.TempDir(), t.TempDir()
+	// A Python whose pip writes half a client, and all of it unless it is to die; and
+	// whose version is $TAG.
+	fake := `#!/bin/sh
+case $* in
+*"-m pip"*)
+	while [ "$1" != --target ]; do shift; done
+	mkdir -p "$2" && echo >"$2/half"
+	[ -z "${DIE:-}" ] || kill -KILL $$
+	echo >"$2/whole" ;;
+"- "*) cat >/dev/null; echo "$TAG" ;;
+*) exec "` + real + `" "$@" ;;
+esac
+`
+	if err := os.WriteFile(filepath.Join(bin, "python3"), []byte(fake), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run := func(extra ...string) (string, error) {
+		env := append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+cache)
+		return installClient(t, append(env, extra...))
+	}
+	if dir, err := run("TAG=a", "DIE=1"); err == nil {
+		t.Errorf("pip died, and the client is %s", dir)
+	}
+	left := filepath.Join(cache, "kvmesh", "python-openai-a.part.99999999") // of a run that was killed with its pip
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a, err := run("TAG=a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := run("TAG=b")
+	if err != nil || a == b {
+		t.Errorf("two Pythons: %s and %s, %v", a, b, err)
+	}
+	for _, dir := range []string{a, b} {
+		if _, err := os.Stat(filepath.Join(dir, "whole")); err != nil {
+			t.Error(err)
+		}
+	}
+	if again, err := run("TAG=a", "DIE=1"); err != nil || again != a { // nothing is fetched
+		t.Errorf("again: %s, %v; want %s", again, err, a)
+	}
+	if parts, err := filepath.Glob(filepath.Join(cache, "kvmesh", "*.part.*")); err != nil || len(parts) > 0 {
+		t.Errorf("left behind: %v, %v", parts, err)
+	}
 }
 
 // TestOpenAIGo drives the mesh with the official Go client.
