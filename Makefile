@@ -18,7 +18,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients
+.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients python-client
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,13 +38,17 @@ demo: clients build ## fetch what is needed, run the main job on a real model an
 tools: clients build ## fetch Envoy, llama.cpp, the model, a Redis and an S3 server into the user's cache
 	@bin/kvmesh fetch envoy llama model redis s3
 
+# Of the tests only; they would fetch it as well, without a word.
+python-client: preflight
+	@sh scripts/openai-python.sh >/dev/null
+
 build: preflight ## build bin/kvmesh, without a C compiler
 	CGO_ENABLED=0 $(GO) build -buildvcs=$(VCS) -o bin/kvmesh ./cmd/kvmesh
 
-test: tools ## fetch what the tests need and run them all
+test: tools python-client ## fetch what the tests need and run them all
 	CGO_ENABLED=0 $(GO) test -p 1 -timeout $(TIMEOUT) $(PKGS)
 
-race: tools ## all tests with the race detector, in random order (needs a C compiler)
+race: tools python-client ## all tests with the race detector, in random order (needs a C compiler)
 	@command -v $${CC:-cc} >/dev/null || { echo "kvmesh: the race detector needs a C compiler" >&2; echo "hint: Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc; macOS: xcode-select --install" >&2; exit 1; }
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -p 1 -timeout $(TIMEOUT) $(PKGS)
 
@@ -57,7 +61,7 @@ golden: tools ## write the golden files again and fail if one changed
 lint: preflight ## format, go fix, vet, staticcheck
 	@sh scripts/lint.sh
 
-e2e: tools ## the scripts on a real Envoy only, never from the test cache
+e2e: tools python-client ## the scripts on a real Envoy only, never from the test cache
 	CGO_ENABLED=0 $(GO) test -count=1 -timeout $(TIMEOUT) ./test/e2e/...
 
 # The servers are built or installed once into the user's cache, or are your own:
