@@ -15,6 +15,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
 var fullResume = flag.Bool("resume-full", false, "all prompts and cuts of the resume tests, which takes a quarter of an hour")
@@ -148,6 +151,7 @@ type cutting struct {
 	at    int // delivered tokens
 	ahead int // how many more the worker had sent
 	kill  bool
+	ready func() // called before, nil for nothing to wait for
 }
 
 // cut starts a stream on p, reads it up to the cut, and stops or kills p. What it
@@ -164,6 +168,9 @@ func cut(t testing.TB, p *process, body, mesh map[string]any, stream string, c c
 		if seen += len(ch.ids); len(delivered.ids) < c.at {
 			delivered.add(ch)
 		}
+	}
+	if c.ready != nil {
+		c.ready()
 	}
 	if c.kill {
 		p.kill()
@@ -247,6 +254,13 @@ func (x *exactly) try(q question, c cutting) (delivered run, salt string) {
 	x.done++
 	salt = fmt.Sprint("salt ", x.done) // blocks of the cuts before would change the first run
 	name := fmt.Sprintf("continuation %d, cut at %d with %d ahead", x.done, c.at, c.ahead)
+	if c.at+c.ahead < 8 { // the prompt's block may still be on its way, and then nothing could be restored
+		const blocks = "kvmesh_kv_blocks_total"
+		before := x.one.metric(blocks)
+		c.ready = func() {
+			testmesh.Eventually(x, "a block is published", time.Minute, func() bool { return x.one.metric(blocks) > before })
+		}
+	}
 	delivered, s := cut(x, x.one, q.body, map[string]any{"token_ids": true, "salt": salt}, "stream-"+salt, c)
 	got := goOn(x, x.two, q.body, delivered, "stream-"+salt, salt)
 	if why := differs(got, q.want); why != "" {
