@@ -3,13 +3,19 @@
 package s3test
 
 import (
+	"context"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/minio/minio-go/v7"
 
 	"github.com/kvmesh/kvmesh/internal/fetch"
+	"github.com/kvmesh/kvmesh/internal/s3link"
 )
 
 // What the server's only user is called.
@@ -79,6 +85,32 @@ func (s *Server) Kill() {
 	_ = s.cmd.Process.Kill() // it may be dead already
 	_ = s.cmd.Wait()         // and then its status says so
 	s.cmd = nil
+}
+
+// MakeBucket waits until the server takes objects, a minute at most, and makes a bucket
+// if there is none.
+func (s *Server) MakeBucket(name string) {
+	s.t.Helper()
+	core, err := s3link.Open(s3link.Config{Endpoint: s.Endpoint, Region: Region, AccessKey: AccessKey, SecretKey: SecretKey})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		_, err := core.Client.PutObject(ctx, name, "hello", strings.NewReader("x"), 1, minio.PutObjectOptions{})
+		if err == nil {
+			return
+		}
+		if minio.ToErrorResponse(err).Code == "NoSuchBucket" {
+			_ = core.MakeBucket(ctx, name, minio.MakeBucketOptions{}) // the next upload tells
+		}
+		select {
+		case <-ctx.Done():
+			s.t.Fatalf("no server: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // find returns the executable: weed of the system, else the fetched one.

@@ -71,7 +71,7 @@ func TestFarTiers(t *testing.T) {
 		}
 	}
 	for n.below.Behind() > 0 {
-		runtime.Gosched()
+		<-time.After(time.Millisecond)
 	}
 	first.Close()
 
@@ -103,6 +103,54 @@ func TestFarTiers(t *testing.T) {
 	if _, err := os.Stat(disk); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestFarBounded: ten times the limit of both tiers goes through a node. Each keeps its
+// limit, and the process holds no more of it than that.
+func TestFarBounded(t *testing.T) {
+	const arenaLimit, diskLimit, blocks = 8 << 20, 6 << 20, 800
+	disk, err := nvmetier.Open(nvmetier.Config{Dir: filepath.Join(t.TempDir(), "nvme"), Limit: diskLimit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	n, c := startFar(t, stack.Tier{Name: "nvme", Store: disk})
+	space := kvcache.NewSpace("m", nil)
+	payload := make([]byte, 100_000)
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	for i := range int32(blocks) {
+		f, err := kvcache.Encode(nil, kvcache.Meta{Space: space, Parent: space.Root, IDs: []int32{i}}, []kvcache.Part{{Size: int64(len(payload))}}, payload)
+		if err == nil {
+			err = c.Put(t.Context(), f)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%8 == 0 {
+			// So that some of it is on the disk, which has to give room again, too.
+			for n.below.Behind() > 16 {
+				<-time.After(time.Millisecond)
+			}
+		}
+	}
+	for n.below.Behind() > 0 {
+		<-time.After(time.Millisecond)
+	}
+	near, far := n.store.Stats(), disk.Stats()
+	if near.Used > near.Limit || near.Limit > arenaLimit || far.Used > diskLimit || near.Evictions < blocks/2 || far.Evictions == 0 {
+		t.Errorf("memory %+v\ndisk %+v", near, far)
+	}
+	// A hundredth of what went through, for indices and buffers.
+	if more := heap() - before; more > blocks*int64(len(payload))/100*2 {
+		t.Errorf("%d bytes of heap more than before", more)
+	}
+	t.Logf("%d bytes written; memory holds %d, the disk %d of %d puts", blocks*len(payload), near.Used, far.Used, far.Puts)
 }
 
 // stuck is a tier whose look-ups hang.

@@ -246,7 +246,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		var l kvcache.Label
 		f := kvcache.Fingerprint(c.key())
 		if err = json.Unmarshal(c.rest(), &l); err == nil && !c.bad {
-			err = st.Label(ctx, f, l)
+			err = p.s.label(ctx, f, l)
 		}
 	case opHello:
 		return json.Marshal(hello{Data: st.Data(), ID: st.ID(), Far: p.s.stack != nil})
@@ -282,6 +282,14 @@ func (s *Server) drop(ctx context.Context, f kvcache.Fingerprint) error {
 		return s.stack.Drop(ctx, f)
 	}
 	return s.store.Drop(ctx, f)
+}
+
+// label names a model in all tiers that there are.
+func (s *Server) label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	if s.stack != nil {
+		return s.stack.Label(ctx, f, l)
+	}
+	return s.store.Label(ctx, f, l)
 }
 
 // fetch looks up what there is in all tiers, in the time that the client gives.

@@ -219,7 +219,7 @@ func (s *Store) get(ref kvcache.Ref) (*kvcache.Lent, error) {
 		return nil, s.refused(p, err)
 	}
 	s.mu.Lock()
-	s.index.use(ref.Key)
+	s.index.use(ref.Key, time.Now())
 	s.mu.Unlock()
 	s.ops.Count.Hits.Add(1)
 	s.ops.Count.HitBytes.Add(uint64(f.Total))

@@ -10,6 +10,7 @@
 //	lock                       held by flock while the owner lives
 //	tmp/N                      a block that is being written
 //	gone/N                     a model that was dropped and is being removed
+//	v1/FINGERPRINT/label       JSON: whose model it is, and the how-manieth
 //	v1/FINGERPRINT/ROOT/NAME   a block: its frame as package kvcache says, and nothing else
 //
 // with the fingerprint and the root of the block's space in hexadecimal, and in NAME all
@@ -42,7 +43,8 @@
 // # Room
 //
 // Config.Limit bounds the bytes of all files, in whole pages; package evict says who goes
-// first, a block never before its children. Where the disk is full before that, by what
+// first: blocks of versions of a model that have a successor and were not used for a
+// minute, then by S3-FIFO, a block never before its children. Where the disk is full before that, by what
 // others have written, as much is evicted as a new block needs; a block for which that is
 // not enough either is refused with kvcache.ErrFull and counted.
 package nvmetier

@@ -1,3 +1,5 @@
+//go:build unix
+
 package nvmetier
 
 import (
@@ -46,6 +48,8 @@ type index struct {
 	// headers are those that were read, without their parts. Beyond mostHeaders it is
 	// begun anew.
 	headers map[kvcache.Key]*kvcache.Header
+	models  map[kvcache.Fingerprint]*model
+	judged  time.Time // when dead versions were last looked for
 }
 
 const (
@@ -60,6 +64,7 @@ func newIndex(quota int64) index {
 	return index{
 		byKey: map[kvcache.Key]evict.ID{}, children: map[kvcache.Key][]evict.ID{}, spaceOf: map[kvcache.Space]evict.Owner{},
 		policy: evict.New(evict.Config{Quota: quota}), headers: map[kvcache.Key]*kvcache.Header{},
+		models: map[kvcache.Fingerprint]*model{},
 	}
 }
 
@@ -164,6 +169,7 @@ func (x *index) victim(follow kvcache.Key, now time.Time) (placed, bool) {
 	if !ok {
 		keep = evict.None
 	}
+	x.judge(now)
 	ms := now.UnixMilli()
 	id, ok := x.policy.Victim(evict.Filter{Most: passed, Busy: func(id evict.ID) bool { return id == keep || x.entries[id].fresh > ms }})
 	if !ok {
@@ -176,9 +182,14 @@ func (x *index) victim(follow kvcache.Key, now time.Time) (placed, bool) {
 }
 
 // use notes a use of a block.
-func (x *index) use(key kvcache.Key) {
-	if id, ok := x.byKey[key]; ok {
-		x.policy.Use(id)
+func (x *index) use(key kvcache.Key, now time.Time) {
+	id, ok := x.byKey[key]
+	if !ok {
+		return
+	}
+	x.policy.Use(id)
+	if m := x.models[x.spaces[x.entries[id].space].Fingerprint]; m != nil {
+		m.used = now
 	}
 }
 
@@ -189,6 +200,7 @@ func (x *index) drop(f kvcache.Fingerprint) {
 			x.take(evict.ID(id), false)
 		}
 	}
+	delete(x.models, f)
 }
 
 // learn remembers a header, without its parts, which look-ups do not need.

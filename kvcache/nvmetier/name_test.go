@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -42,37 +41,4 @@ func FuzzName(f *testing.F) {
 			t.Errorf("%q and %q are one block's", name, b.name())
 		}
 	})
-}
-
-// TestIndexOrder: after whatever came and went, an ask for a beginning finds what a search
-// over all would.
-func TestIndexOrder(t *testing.T) {
-	x := newIndex(0)
-	space := kvcache.NewSpace("m", nil)
-	var all []placed
-	for i := range int32(300) {
-		ids := []int32{i % 3, i % 7, i}
-		h := kvcache.Header{Ref: space.Child(space.Root, ids), IDs: ids, Total: 1}
-		p := placed{space, blockOf(&h, 1)}
-		x.insert(p, time.Time{})
-		all = append(all, p)
-		if i%5 == 0 {
-			x.take(x.byKey[all[i/5].key], i%2 == 0)
-			all[i/5].tokens = 0
-		}
-	}
-	for _, begin := range [][]int32{nil, {0}, {1, 4}, {2, 6, 20}, {5}} {
-		want := 0
-		for _, p := range all {
-			if p.tokens > 0 && compareBegin(p.begin[:min(p.n, len(begin))], begin) == 0 {
-				want++
-			}
-		}
-		if got := len(x.list(space, space.Root, begin)); got != want {
-			t.Errorf("%v: %d children, want %d", begin, got, want)
-		}
-	}
-	if got := x.list(kvcache.NewSpace("m", []byte("t")), space.Root, nil); len(got) != 0 {
-		t.Errorf("another tenant sees %d", len(got))
-	}
 }

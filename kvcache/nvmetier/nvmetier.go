@@ -101,6 +101,7 @@ type Store struct {
 var (
 	_ kvcache.Store   = (*Store)(nil)
 	_ kvcache.Counted = (*Store)(nil)
+	_ kvcache.Labeled = (*Store)(nil)
 )
 
 // Open opens or makes a store, for which it reads the names of all blocks. The error
@@ -187,12 +188,13 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 	s.ops.Count.Lookups.Add(1)
 	m, err := s.find.Longest(ctx, q)
 	s.ops.Count.LookupTokens.Add(uint64(m.Tokens() + m.Common))
+	now := time.Now()
 	s.mu.Lock()
 	for _, b := range m.Blocks {
-		s.index.use(b.Key)
+		s.index.use(b.Key, now)
 	}
 	if m.Common > 0 {
-		s.index.use(m.Partial.Key)
+		s.index.use(m.Partial.Key, now)
 	}
 	s.mu.Unlock()
 	return m, op.End(err)
@@ -239,6 +241,10 @@ func (s *Store) survey() error {
 		}
 		// What cannot be listed is no folder of ours.
 		_ = s.disk.List(blockDir+"/"+model, func(root string) {
+			if root == labelName {
+				s.readLabel(kvcache.Fingerprint(f))
+				return
+			}
 			r, err := kvcache.ParseKey(root)
 			if err != nil {
 				strange++

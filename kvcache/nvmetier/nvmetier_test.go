@@ -226,6 +226,41 @@ func TestStrangeNames(t *testing.T) {
 	}
 }
 
+// TestLabels: of two versions of a model the older one goes first, when nobody has used it
+// for a while; who is older is remembered.
+func TestLabels(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "kv")
+	s := newStore(t, Config{Dir: dir})
+	a, b := kvcache.NewSpace("a", nil), kvcache.NewSpace("b", nil)
+	for _, space := range []kvcache.Space{a, b, a} {
+		if err := s.Label(t.Context(), space.Fingerprint, kvcache.Label{Model: "m"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Put(t.Context(), sealed(t, space, space.Root, 0, []int32{1}, 10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Label(t.Context(), kvcache.Fingerprint{}, kvcache.Label{Text: strings.Repeat("x", mostLabel)}); err == nil {
+		t.Error("a label that nobody will read")
+	}
+	s.Close()
+	s = newStore(t, Config{Dir: dir})
+	if x, y := s.index.models[a.Fingerprint], s.index.models[b.Fingerprint]; x == nil || y == nil || x.Order != 1 || y.Order != 2 {
+		t.Fatalf("%+v, %+v", x, y)
+	}
+	if err := s.Drop(t.Context(), a.Fingerprint); err != nil || s.labelled(a.Fingerprint) {
+		t.Errorf("a dropped model has a label: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, modelDir(b.Fingerprint), labelName), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	s = newStore(t, Config{Dir: dir})
+	if s.labelled(b.Fingerprint) || !s.known(b.Child(b.Root, []int32{1})) {
+		t.Error("half a label counts, or its model does not")
+	}
+}
+
 // TestManyChildren: a root with more children than one listing has.
 func TestManyChildren(t *testing.T) {
 	s := newStore(t, Config{Dir: filepath.Join(t.TempDir(), "kv")})

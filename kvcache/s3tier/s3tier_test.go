@@ -67,33 +67,8 @@ func serve(t *testing.T) *s3test.Server {
 	t.Helper()
 	server := s3test.StartServer(t)
 	t.Setenv(endpointEnv, server.Endpoint)
-	awaitServer(t, server)
+	server.MakeBucket(bucket)
 	return server
-}
-
-// awaitServer waits until a server takes an object, a minute at most.
-func awaitServer(t *testing.T, server *s3test.Server) {
-	t.Helper()
-	core, err := s3link.Open(config(server.Endpoint, "x").S3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for {
-		_, err := core.Client.PutObject(ctx, bucket, "hello", strings.NewReader("x"), 1, minio.PutObjectOptions{})
-		if err == nil {
-			return
-		}
-		if minio.ToErrorResponse(err).Code == "NoSuchBucket" {
-			_ = core.MakeBucket(ctx, bucket, minio.MakeBucketOptions{}) // the next upload tells
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("no server: %v", err)
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }
 
 // tamper changes an object behind a store's back.
@@ -354,7 +329,7 @@ func testServerDies(t *testing.T, server *s3test.Server) {
 		t.Errorf("no server: %v", err)
 	}
 	server.Start()
-	awaitServer(t, server)
+	server.MakeBucket(bucket)
 	lost := 0
 	for _, f := range acked {
 		err := errors.New("not tried")

@@ -12,8 +12,10 @@ import (
 const (
 	// awayLook is the time between two tries at a tier that is away.
 	awayLook = time.Second
-	// tries is how often a write is tried that fails otherwise.
-	tries = 3
+	// tries is how often a write is tried that fails otherwise, and lateTries one that has
+	// no answer in the tier's own time: that is how a server begins to be away.
+	tries     = 3
+	lateTries = 30
 )
 
 // Wrote notes that the near store has a block that did not come by Put: it is to be written
@@ -28,6 +30,32 @@ func (s *Stack) Wrote(b kvcache.Found) {
 			s.metrics.dropped.WithLabelValues(t.Name, "full").Inc()
 		}
 	}
+}
+
+// Label implements kvcache.Labeled. The far tiers that remember labels are told in the
+// background, once.
+func (s *Stack) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	if n, ok := s.near.(kvcache.Labeled); ok {
+		if err := n.Label(ctx, f, l); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if was, told := s.labels[f]; s.closed || told && was == s.drops[f] {
+		return nil
+	}
+	s.labels[f] = s.drops[f]
+	for _, t := range s.tiers {
+		if far, ok := t.Store.(kvcache.Labeled); ok {
+			s.done.Go(func() {
+				if err := far.Label(s.ctx, f, l); err != nil {
+					s.cfg.Log.Debug("label KV in a far tier", "tier", t.Name, "err", err)
+				}
+			})
+		}
+	}
+	return nil
 }
 
 // count notes a block that waits, or does so no longer.
@@ -74,7 +102,11 @@ func (s *Stack) writeOne(t *tier, b kvcache.Found) (why string) {
 			return "failed"
 		case !errors.Is(err, remote.ErrAway):
 			s.cfg.Log.Debug("write a block of KV to a far tier", "tier", t.Name, "err", err)
-			if failed++; failed == tries {
+			most := tries
+			if errors.Is(err, context.DeadlineExceeded) {
+				most = lateTries
+			}
+			if failed++; failed >= most {
 				return "failed"
 			}
 		}

@@ -12,7 +12,8 @@
 //
 // # Reading
 //
-// Longest asks the near store first, then the far tiers, in their order, for what follows.
+// Longest asks the near store first, then the far tiers, in their order, for what follows:
+// each when the one before does not have everything, or has not answered for a moment.
 // What they have is brought into the near store, in the order of the prefix, several blocks
 // at once and each by one caller at a time; then the near store is asked again, so that
 // the answer is what is contiguous there. Get brings one block.

@@ -55,7 +55,10 @@ type search struct {
 	at      int         // tokens before that
 	common  int         // tokens of the best partial block behind it
 	partial *source     // where that is; nil = near, or nowhere
-	feeds   []*feed
+	// ends are the places behind which tiers have said that they have nothing.
+	ends  map[*tier]int
+	asked []*look // look-ups that have no answer yet
+	feeds []*feed
 }
 
 // source is a block in a tier.
@@ -71,14 +74,11 @@ func (s *Stack) fetch(ctx context.Context, q kvcache.Query, m kvcache.Match) boo
 	whole := time.Until(end)
 	ctx, cancel := context.WithDeadline(ctx, end.Add(-min(whole/8, mostSpare)))
 	defer cancel()
-	w := &search{s: s, ctx: ctx, q: q, whole: whole, from: q.From, at: m.Tokens(), common: m.Common}
+	w := &search{s: s, ctx: ctx, q: q, whole: whole, from: q.From, at: m.Tokens(), common: m.Common, ends: map[*tier]int{}}
 	if n := len(m.Blocks); n > 0 {
 		w.from = m.Blocks[n-1].Key
 	}
-	for i := 0; i < len(s.tiers) && ctx.Err() == nil; {
-		if i++; w.ask(s.tiers[i-1]) {
-			i = 0 // what is missing in one tier may be in another
-		}
+	for w.round() && ctx.Err() == nil { // what is missing in one tier may be in another
 	}
 	if w.partial != nil {
 		w.start(w.partial.t, []kvcache.Found{w.partial.b}, w.common)
@@ -93,49 +93,89 @@ func (s *Stack) fetch(ctx context.Context, q kvcache.Query, m kvcache.Match) boo
 	return total > 0
 }
 
-// ask looks for what follows in one tier, begins to bring it, and says whether that is
-// longer than what is there.
-func (w *search) ask(t *tier) bool {
-	rest := w.q.IDs[w.at:]
-	if len(rest) == 0 {
-		return false
+// moment is how long one tier is waited for before the next one is asked beside it.
+const moment = 5 * time.Millisecond
+
+// round asks the tiers for what follows, in their order: each when the one before has
+// answered and not had everything, or has taken longer than a moment. It says whether
+// anything was found.
+func (w *search) round() bool {
+	at := w.at
+	for _, t := range w.s.tiers {
+		end, known := w.ends[t]
+		if rest := len(w.q.IDs) - w.at; rest == 0 || known && end == w.at {
+			continue
+		}
+		if l := w.ask(t); l != nil {
+			w.asked = append(w.asked, l)
+			bounded, cancel := context.WithTimeout(w.ctx, moment)
+			w.take(bounded)
+			cancel()
+		}
 	}
+	if w.at < len(w.q.IDs) {
+		w.take(w.ctx)
+	}
+	for _, l := range w.asked {
+		if w.ctx.Err() != nil { // else somebody had everything, and it may run on
+			l.leave()
+			w.s.metrics.cut(l.t, cutDeadline)
+		}
+	}
+	w.asked = nil
+	return w.at > at
+}
+
+// ask begins a look-up in one tier; nil = it is left out.
+func (w *search) ask(t *tier) *look {
 	if !t.admits() {
 		w.s.metrics.cut(t, cutAway)
-		return false
+		return nil
 	}
 	// Half of what the rest is worth: the other half is for bringing it.
-	begin := time.Now()
-	if !t.look.worth(1, 1, 0, w.worth(len(rest))/2, begin) {
+	if !t.look.worth(1, 1, 0, w.worth(len(w.q.IDs)-w.at)/2, time.Now()) {
 		w.s.metrics.cut(t, cutSlower)
-		return false
+		return nil
 	}
-	q := kvcache.Query{Space: w.q.Space, From: w.from, First: w.q.First + w.at, IDs: rest}
-	m, ok := ask(w.ctx, t, func() kvcache.Match {
-		m, err := t.Store.Longest(w.s.ctx, q)
-		if err != nil {
-			w.s.cfg.Log.Debug("look up KV in a far tier", "tier", t.Name, "err", err)
-			return kvcache.Match{}
+	return w.s.look(t, kvcache.Query{Space: w.q.Space, From: w.from, First: w.q.First + w.at, IDs: w.q.IDs[w.at:]})
+}
+
+// take takes the answers that have been asked for, in their order, until ctx ends.
+func (w *search) take(ctx context.Context) {
+	for len(w.asked) > 0 {
+		m, ok := w.asked[0].wait(ctx)
+		if !ok {
+			return
 		}
-		t.look.note(time.Since(begin), 0)
-		return m
-	})
-	if !ok {
-		w.s.metrics.cut(t, cutDeadline)
-		return false
+		l := w.asked[0]
+		w.asked = w.asked[1:]
+		w.use(l, m)
 	}
-	n := len(m.Blocks)
-	if n > 0 {
-		if !w.start(t, m.Blocks, m.Tokens()) {
-			return false
+}
+
+// use begins to bring what one tier has beyond what is on its way already.
+func (w *search) use(l *look, m kvcache.Match) {
+	first := l.q.First - w.q.First // the place that was asked about
+	end := first + m.Tokens()
+	w.ends[l.t] = end
+	blocks := m.Blocks
+	for len(blocks) > 0 && first < w.at {
+		first += blocks[0].Tokens
+		blocks = blocks[1:]
+	}
+	if first != w.at {
+		return // it has less, or has cut the tokens otherwise
+	}
+	if n := len(blocks); n > 0 {
+		if !w.start(l.t, blocks, end-w.at) {
+			return
 		}
-		w.at, w.from = w.at+m.Tokens(), m.Blocks[n-1].Key
+		w.at, w.from = end, blocks[n-1].Key
 		w.common, w.partial = 0, nil
 	}
 	if m.Common > w.common {
-		w.common, w.partial = m.Common, &source{t, m.Partial}
+		w.common, w.partial = m.Common, &source{l.t, m.Partial}
 	}
-	return n > 0
 }
 
 // worth is the time in which so many tokens would be computed.

@@ -153,6 +153,30 @@ func (m *memStore) Drop(_ context.Context, f kvcache.Fingerprint) error {
 	return nil
 }
 
+// labeler is a store that remembers labels.
+type labeler struct {
+	*memStore
+	told []string
+}
+
+// Label implements kvcache.Labeled.
+func (l *labeler) Label(_ context.Context, _ kvcache.Fingerprint, label kvcache.Label) error {
+	if err := l.enter(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = append(l.told, label.Model)
+	return nil
+}
+
+// times is how often it was told one.
+func (l *labeler) times() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.told)
+}
+
 // Close implements kvcache.Store.
 func (m *memStore) Close() error { return nil }
 

@@ -94,11 +94,13 @@ type Stack struct {
 	closed  bool
 	flights map[kvcache.Key]*flight
 	drops   map[kvcache.Fingerprint]int // how often each was dropped
+	labels  map[kvcache.Fingerprint]int // and that when the tiers were told its label
 }
 
 var (
 	_ kvcache.Store   = (*Stack)(nil)
 	_ kvcache.Counted = (*Stack)(nil)
+	_ kvcache.Labeled = (*Stack)(nil)
 )
 
 // New puts stores on top of each other and starts goroutines that Close ends. The stores
@@ -110,7 +112,7 @@ func New(cfg Config) (*Stack, error) {
 	cfg = cfg.withDefaults()
 	s := &Stack{
 		cfg: cfg, near: cfg.Near,
-		flights: map[kvcache.Key]*flight{}, drops: map[kvcache.Fingerprint]int{},
+		flights: map[kvcache.Key]*flight{}, drops: map[kvcache.Fingerprint]int{}, labels: map[kvcache.Fingerprint]int{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, t := range cfg.Far {

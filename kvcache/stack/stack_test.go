@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -153,6 +154,23 @@ func TestTierAway(t *testing.T) {
 	})
 }
 
+// TestTierLate: a tier that does not answer in its own time is about to be away: its blocks
+// wait, and are given up in the end only.
+func TestTierLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		r.a.err, r.b.err = fmt.Errorf("late: %w", context.DeadlineExceeded), context.DeadlineExceeded
+		frames, _ := chainOf(t, 1, 3)
+		fill(t, r, frames...)
+		<-time.After(lateTries / 2 * awayLook)
+		r.a.set(func(m *memStore) { m.err = nil })
+		<-time.After(lateTries * awayLook)
+		if r.a.count() != 3 || r.droppedFor("a", "failed") != 0 || r.droppedFor("b", "failed") != 3 {
+			t.Errorf("%d blocks, %v given up", r.a.count(), r.droppedFor("b", "failed"))
+		}
+	})
+}
+
 // TestLongest: what is missing near comes from the tiers, each where it is, and stays.
 func TestLongest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -181,6 +199,34 @@ func TestLongest(t *testing.T) {
 		fill(t, r.a, frames[8:11]...)
 		if n, _ := r.ask(t, part, time.Second); n != 11*size+20 {
 			t.Errorf("%d tokens, want %d", n, 11*size+20)
+		}
+	})
+}
+
+// TestBesideEachOther: slow tiers are asked at the same time, a fast one that has everything
+// alone, and the order of the tiers decides who is read.
+func TestBesideEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		frames, ids := chainOf(t, 1, 4)
+		r.a.delay, r.b.delay = 100*time.Millisecond, 100*time.Millisecond
+		if n, took := r.ask(t, ids, time.Second); n != 0 || took > 100*time.Millisecond+moment {
+			t.Errorf("%d tokens, and to find that nobody has them took %v", n, took)
+		}
+		fill(t, r.a, frames...)
+		fill(t, r.b, frames...)
+		r.a.set(func(m *memStore) { m.delay = 0 })
+		looks := r.b.looks
+		if n, took := r.ask(t, ids, time.Second); n != 4*size || took != 0 || r.b.looks != looks || len(r.b.reads) != 0 {
+			t.Errorf("%d tokens after %v; the slow tier was asked %d times and read %d", n, took, r.b.looks-looks, len(r.b.reads))
+		}
+		// Both have them, both are slow: the first one's are taken.
+		frames, ids = chainOf(t, 2, 4)
+		fill(t, r.a, frames...)
+		fill(t, r.b, frames...)
+		r.a.set(func(m *memStore) { m.delay = 50 * time.Millisecond })
+		if n, _ := r.ask(t, ids, time.Second); n != 4*size || len(r.b.reads) != 0 {
+			t.Errorf("%d tokens, %d blocks read of the second tier", n, len(r.b.reads))
 		}
 	})
 }
@@ -382,6 +428,40 @@ func TestDrop(t *testing.T) {
 		r.b.set(func(m *memStore) { m.err = errors.New("away") })
 		if err := r.Drop(t.Context(), testSpace().Fingerprint); err == nil {
 			t.Error("a tier could not drop, and nobody is told")
+		}
+	})
+}
+
+// TestLabel: the near store is told each time, a far one that remembers labels once, and
+// again after the model was dropped; nobody waits for it.
+func TestLabel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := &labeler{memStore: newMem()}, &labeler{memStore: newMem()}
+		far.delay = time.Second
+		s, err := New(Config{Near: near, Far: []Tier{{"far", far}, {"plain", newMem()}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		f, begin := testSpace().Fingerprint, time.Now()
+		for range 3 {
+			if err := s.Label(t.Context(), f, kvcache.Label{Model: "m"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if time.Since(begin) != 0 {
+			t.Errorf("took %v", time.Since(begin))
+		}
+		<-time.After(2 * time.Second)
+		if err := s.Drop(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Label(t.Context(), f, kvcache.Label{Model: "m"}); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(2 * time.Second)
+		if near.times() != 4 || far.times() != 2 {
+			t.Errorf("near was told %d times, far %d", near.times(), far.times())
 		}
 	})
 }

@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"runtime"
 	"testing"
+	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
@@ -27,7 +27,7 @@ type owned struct {
 func (o owned) Put(ctx context.Context, f *kvcache.Frame) error {
 	err := o.Stack.Put(ctx, f)
 	for o.Behind() > 0 {
-		runtime.Gosched()
+		<-time.After(20 * time.Microsecond)
 	}
 	return err
 }

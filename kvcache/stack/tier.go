@@ -72,23 +72,56 @@ func (p *pace) worth(calls, abreast int, bytes int64, limit time.Duration, now t
 	return true
 }
 
-// ask makes a call on a goroutine of its own, which the caller leaves when ctx ends: then
-// ok is false. The call itself ends as the store thinks right.
-func ask[T any](ctx context.Context, t *tier, call func() T) (answer T, ok bool) {
-	ready := make(chan T)
+// look is a look-up in a tier, on a goroutine of its own. It ends as the store thinks
+// right, whoever waits for it.
+type look struct {
+	t     *tier
+	q     kvcache.Query
+	ready chan kvcache.Match // gets the answer
+	state atomic.Int32
+}
+
+// The states of a look-up, of which the first is only left once.
+const (
+	lookRuns = iota
+	lookDone
+	lookLeft
+)
+
+// look begins one. What fails has found nothing.
+func (s *Stack) look(t *tier, q kvcache.Query) *look {
+	l := &look{t: t, q: q, ready: make(chan kvcache.Match, 1)}
 	go func() {
-		a := call()
-		select {
-		case ready <- a:
-		case <-ctx.Done():
+		begin := time.Now()
+		m, err := t.Store.Longest(s.ctx, q)
+		if err != nil {
+			s.cfg.Log.Debug("look up KV in a far tier", "tier", t.Name, "err", err)
+			m = kvcache.Match{}
+		} else {
+			t.look.note(time.Since(begin), 0)
+		}
+		l.ready <- m
+		if !l.state.CompareAndSwap(lookRuns, lookDone) {
 			t.left.Add(-1)
 		}
 	}()
+	return l
+}
+
+// wait waits for the answer until ctx ends; then ok is false.
+func (l *look) wait(ctx context.Context) (m kvcache.Match, ok bool) {
 	select {
-	case answer = <-ready:
-		return answer, true
+	case m := <-l.ready:
+		return m, true
 	case <-ctx.Done():
-		t.left.Add(1)
-		return answer, false
+		return kvcache.Match{}, false
+	}
+}
+
+// leave says that nobody waits any more, because the time was over: it counts against the
+// tier as long as the look-up runs.
+func (l *look) leave() {
+	if l.state.CompareAndSwap(lookRuns, lookLeft) {
+		l.t.left.Add(1)
 	}
 }
