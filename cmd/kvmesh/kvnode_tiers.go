@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/nvmetier"
 	"github.com/kvmesh/kvmesh/kvcache/redistier"
@@ -62,6 +64,9 @@ func errTier(flag string, err error) error {
 	return withHint(fmt.Errorf("KV tier of --%s: %w", flag, err), "a server may be away, but its address must be one; a directory must be this user's, and of no other node")
 }
 
+// tierTime is how long a node waits for a disk before it serves without it.
+const tierTime = time.Second
+
 // open opens the tiers that are named and stacks the node's memory on them; nil without an
 // error = none is named. Done closes what was opened, also after an error.
 func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Registerer) (below *stack.Stack, done func(), err error) {
@@ -76,7 +81,9 @@ func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Regist
 	}
 	if c := o.nvme; c.Dir != "" {
 		c.Registry, c.Log = registry, e.log
-		t, err := nvmetier.Open(c)
+		t, err := stack.Later(func() (kvcache.Store, error) { return nvmetier.Open(c) }, tierTime, func(err error) {
+			e.log.Error("KV tier cannot be opened and is left out", "tier", "nvme", "err", err)
+		})
 		if err != nil {
 			return nil, done, errTier("nvme", err)
 		}

@@ -256,7 +256,7 @@ func (s *Store) refused(p placed, err error) error {
 	if missing {
 		s.ops.Count.Misses.Add(1)
 		err = kvcache.ErrNotFound
-	} else if strange(err) {
+	} else if notFile(err) {
 		err = kvcache.Refuse(kvcache.ReasonKind, "in its place is no regular file")
 	}
 	if s.ops.Refused(err) || missing {
@@ -265,8 +265,8 @@ func (s *Store) refused(p placed, err error) error {
 	return fmt.Errorf("block %s: %w", p.key, err)
 }
 
-// strange says whether an error is that of something else than a regular file.
-func strange(err error) bool {
+// notFile says whether an error is that of something else than a regular file.
+func notFile(err error) bool {
 	for _, no := range []error{unix.ELOOP, unix.EISDIR, unix.ESPIPE, unix.ENXIO} {
 		if errors.Is(err, no) {
 			return true

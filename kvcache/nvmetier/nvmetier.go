@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -233,14 +234,23 @@ func (s *Store) drop(f kvcache.Fingerprint) error {
 func (s *Store) survey() error {
 	var found []placed
 	var strange int
-	err := s.disk.List(blockDir, func(model string) {
+	// What has the place of a folder and is none is left where it is.
+	list := func(dir string, each func(string)) error {
+		err := s.disk.List(dir, each)
+		if errors.Is(err, unix.ENOTDIR) || notFile(err) {
+			strange++
+			return nil
+		}
+		return err
+	}
+	var failed error
+	err := list(blockDir, func(model string) {
 		f, err := kvcache.ParseKey(model)
 		if err != nil {
 			strange++
 			return
 		}
-		// What cannot be listed is no folder of ours.
-		_ = s.disk.List(blockDir+"/"+model, func(root string) {
+		failed = cmp.Or(failed, list(blockDir+"/"+model, func(root string) {
 			if root == labelName {
 				s.readLabel(kvcache.Fingerprint(f))
 				return
@@ -251,16 +261,16 @@ func (s *Store) survey() error {
 				return
 			}
 			space := kvcache.Space{Fingerprint: kvcache.Fingerprint(f), Root: r}
-			_ = s.disk.List(spaceDir(space), func(name string) {
+			failed = cmp.Or(failed, list(spaceDir(space), func(name string) {
 				if b, ok := parseName(name); ok {
 					found = append(found, placed{space, b})
 				} else {
 					strange++
 				}
-			})
-		})
+			}))
+		}))
 	})
-	if err != nil {
+	if err := cmp.Or(err, failed); err != nil {
 		return err
 	}
 	if strange > 0 {
