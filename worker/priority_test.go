@@ -5,6 +5,7 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -69,6 +70,19 @@ func TestPriority(t *testing.T) {
 				}
 			}
 		}
+	}
+	// Who may say a priority is told of one that is none; from others it does not count.
+	for value, want := range map[string]int{"high": http.StatusBadRequest, "7.5": http.StatusBadRequest, "4294967296": http.StatusBadRequest, "7": http.StatusOK} {
+		for r, want := range map[*running]int{open: want, strict: http.StatusOK} {
+			resp := r.do(t, http.MethodPost, textPath, `{"model":"sim","prompt":"x","max_tokens":1}`, header(value)...)
+			if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != want || want == http.StatusBadRequest && !strings.Contains(string(body), names.Priority) {
+				t.Errorf("priority %s of a client, trusted %v: status %d, %s", value, r == open, resp.StatusCode, body)
+			}
+		}
+	}
+	<-openSeen
+	for range 4 {
+		<-strictSeen
 	}
 	const bad = `{"model":"sim","prompt":"x","priority":"high"}`
 	for _, r := range []*running{open, strict} { // also where nobody reads it

@@ -97,8 +97,8 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*Forwarded, *ope
 		if !s.caller(r).relay {
 			return nil, openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
 		}
-		var field meshField
-		if bad := openai.DecodeObject(raw, openai.ReservedField, &field); bad != nil {
+		field, bad := readMesh(raw)
+		if bad != nil {
 			return nil, bad
 		}
 		f.TokenIDs = field.TokenIDs

@@ -28,6 +28,7 @@ type caller struct {
 
 	priority int  // of the request, 0 = ordinary
 	trusted  bool // the body may say a priority, too
+	misrated bool // the header of somebody else than the relay says no number
 
 	sim string // header names.Sim, of anybody's
 }
@@ -42,6 +43,8 @@ func (s *Server) caller(r *http.Request) caller {
 		c.trusted = false // the header is the mesh's word
 		if n, err := strconv.ParseInt(value, 10, 32); err == nil {
 			c.priority = int(n)
+		} else {
+			c.misrated = !c.relay // the relay's own is no client's fault
 		}
 	}
 	if !c.relay {
@@ -57,6 +60,9 @@ func (s *Server) caller(r *http.Request) caller {
 // rank is the priority of a request. vLLM's field counts the other way round: the
 // lower number goes first.
 func (c caller) rank(req *openai.Request) (int, error) {
+	if c.misrated {
+		return 0, openai.Errorf(http.StatusBadRequest, "Invalid header '%s': it must be an integer of 32 bits.", names.Priority)
+	}
 	raw := req.Raw("priority")
 	if !c.trusted || raw == nil {
 		return c.priority, nil
@@ -78,6 +84,14 @@ type meshField struct {
 	Resume *resumeField `json:"resume"`
 	// KVWithinMS is KVStream.Within in milliseconds.
 	KVWithinMS int64 `json:"kv_within_ms"`
+}
+
+// readMesh decodes the field.
+func readMesh(raw []byte) (f meshField, bad *openai.Error) {
+	if bad = openai.DecodeObject(raw, openai.ReservedField, &f); bad == nil {
+		bad = openai.RefuseNulls(raw, openai.ReservedField)
+	}
+	return f, bad
 }
 
 // kvWithin is the limit of a look-up, 0 for none of the route's.
@@ -109,7 +123,8 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 		if !from.relay {
 			return openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
 		}
-		if bad := openai.DecodeObject(raw, openai.ReservedField, &field); bad != nil {
+		var bad *openai.Error
+		if field, bad = readMesh(raw); bad != nil {
 			return bad
 		}
 	}

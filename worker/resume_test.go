@@ -258,6 +258,7 @@ func TestBadResume(t *testing.T) {
 		"too many tokens":   `{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[600,600,600,600]}]}}`,
 		"unknown token":     `{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[-1]}]}}`,
 		"more text than is": `{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[600],"text_bytes":99}]}}`,
+		"no token":          `{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[600,null]}]}}`,
 		"negative text":     `{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":[600],"text_bytes":-1}]}}`,
 	} {
 		resp := r.relayed(t, textPath, `{"model":"sim","prompt":"x","max_tokens":3}`, mesh)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/worker/llamacpp"
 )
 
 // span is the range of a flag's value that makes sense: a number, or for a flag that is a
@@ -52,7 +53,7 @@ func checkWorkerFlags(flags *pflag.FlagSet) error {
 	}
 	return checkSpans(flags,
 		span{"max-body", 1, policy.LargestBody}, span{"drain", 0, anyTime}, span{"self-check", 0, anyTime},
-		span{"context-length", 2, mostNumber}, span{"max-queue", 0, mostNumber}, span{"kv-tokens", 0, mostNumber},
+		span{"context-length", llamacpp.LeastContext, mostNumber}, span{"max-queue", 0, mostNumber}, span{"kv-tokens", 0, mostNumber},
 		span{"kv-pause-limit", 0, mostBytes}, span{"threads", 1, 512}, span{"sim-ttft", 0, anyTime}, span{"sim-itl", 0, anyTime},
 		span{"kv-limit", policy.LeastKV, mostBytes}, span{"kv-block", 1, 512},
 	)

@@ -28,6 +28,7 @@ func TestSenselessFlags(t *testing.T) {
 		{worker, "--kv-tokens -1", "--kv-tokens -1"},
 		{worker, "--kv-pause-limit -1", "--kv-pause-limit -1"},
 		{worker, "--context-length 0", "--context-length 0"},
+		{worker, "--context-length 2", "--context-length 2: want a whole number from 8"},
 		{worker, "--threads 0", "--threads 0"},
 		{worker, "--sim-ttft -1ms", "--sim-ttft -1ms"},
 		{worker, "--sim-itl -1ms", "--sim-itl -1ms"},

@@ -43,6 +43,9 @@ func SHA256(ctx context.Context, path, cacheDir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("hash %s: %w", path, err)
 	}
+	if after, err := os.Stat(path); err != nil || after.Size() != st.Size() || !after.ModTime().Equal(st.ModTime()) || changed(after) != changed(st) {
+		entry = "" // it was changed meanwhile: the hash may be of neither
+	}
 	if entry != "" {
 		// A cache that cannot be written costs time, not correctness.
 		_ = writeAtomic(entry, sum+"\n")

@@ -41,6 +41,40 @@ func decodeObject(raw []byte, param string, into any, strict bool) *Error {
 	return nil
 }
 
+// RefuseNulls is the error for a null among the elements of an array in raw, which
+// encoding/json takes for a zero, and names its place in the request, in which raw is
+// param. It is nil where there is none, and where raw is no JSON.
+func RefuseNulls(raw []byte, param string) *Error {
+	if !bytes.Contains(raw, []byte("null")) {
+		return nil
+	}
+	d := jsontext.NewDecoder(bytes.NewReader(raw), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	for {
+		tok, err := d.ReadToken()
+		if err != nil {
+			return nil
+		}
+		if kind, _ := d.StackIndex(d.StackDepth()); tok.Kind() == 'n' && kind == '[' {
+			at := placeOf(d, param)
+			return Invalid(at, "Invalid type for '%s': expected a value, but got null instead.", at)
+		}
+	}
+}
+
+// placeOf is where d is in the field param, such as a[0].b.
+func placeOf(d *jsontext.Decoder, param string) string {
+	level := 0
+	for step := range d.StackPointer().Tokens() {
+		level++
+		if kind, _ := d.StackIndex(level); kind == '[' {
+			param += "[" + step + "]"
+		} else {
+			param = within(param, clip(step))
+		}
+	}
+	return param
+}
+
 // undecoded words an error of encoding/json, which speaks of Go's types.
 func undecoded(param string, err error) *Error {
 	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {

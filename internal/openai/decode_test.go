@@ -55,6 +55,18 @@ func TestDecodeObject(t *testing.T) {
 			t.Errorf("%s as a body: %s", raw, err.Message)
 		}
 	}
+	for raw, want := range map[string]string{
+		`{"list":[{"ids":[5]},{"ids":[5,null]}]}`: "x.list[1].ids[1]", `[null]`: "x[0]", `{"a":1,"a":[[null]]}`: "x.a[0][0]",
+		`{"a":null,"b":"[null]"}`: "", `[5,"null"]`: "", `[5,nul`: "", `[1,`: "",
+	} {
+		got := ""
+		if err := RefuseNulls([]byte(raw), "x"); err != nil {
+			got = err.Param
+		}
+		if got != want {
+			t.Errorf("%s: a null at %q, want %q", raw, got, want)
+		}
+	}
 	if err := DecodeStrict([]byte(`{"nn":1}`), "", new(outer)); err == nil || err.Param != "nn" || err.Message != "Unknown field 'nn'." {
 		t.Errorf("an unknown field: %+v", err)
 	}

@@ -3,7 +3,9 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -164,7 +166,9 @@ func (p *fieldParser) logitBias() {
 		return
 	}
 	p.r.LogitBias = make(map[int32]float64, len(m))
-	for k, v := range m {
+	// In order: two spellings of one id, and two that are wrong, have one outcome.
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		v := m[k]
 		id, err := strconv.ParseInt(k, 10, 32)
 		if err != nil || id < 0 || v < -100 || v > 100 {
 			p.fail("logit_bias", "Invalid value for 'logit_bias': %q: %g; want a token id and -100 to 100.", clip(k), v)

@@ -80,6 +80,9 @@ func decodeInputs(raw []byte, param string, most int) ([]Prompt, *Error) {
 
 // decodeIDs decodes one list of token ids. Whether they exist is the engine's to say.
 func decodeIDs(raw []byte, param string) ([]int32, *Error) {
+	if bad := RefuseNulls(raw, param); bad != nil {
+		return nil, bad
+	}
 	var ids []int32
 	if json.Unmarshal(raw, &ids) != nil {
 		return nil, Invalid(param, "Invalid '%s': token ids must be integers from 0 to %d.", param, math.MaxInt32)

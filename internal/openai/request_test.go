@@ -108,7 +108,7 @@ func TestDecodePrompts(t *testing.T) {
 	}
 	for in, param := range map[string]string{
 		`[1,"a"]`: "prompt", `["a",1]`: "prompt[1]", `["a",null]`: "prompt[1]", `[[]]`: "prompt[0]", `["a",[-1]]`: "prompt[1]",
-		`[1.5]`: "prompt", `[4294967296]`: "prompt", `[true]`: "prompt[0]", `[` + strings.Repeat(" ", 99) + `]`: "prompt",
+		`[1.5]`: "prompt", `[5,null,7]`: "prompt[1]", `[[5],[6,null]]`: "prompt[1][1]", `[null,5]`: "prompt[0]", `[4294967296]`: "prompt", `[true]`: "prompt[0]", `[` + strings.Repeat(" ", 99) + `]`: "prompt",
 		`[` + strings.Repeat(`"a",`, 128) + `"a"]`: "prompt",
 	} {
 		_, err := mustParse(t, Completions, `{"model":"m","prompt":`+in+`}`).DecodePrompts()

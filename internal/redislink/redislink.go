@@ -76,10 +76,17 @@ func Open(c Config) (*redis.Client, error) {
 	return redis.NewClient(opts), nil
 }
 
+// named reports whether a URL says where the server is. The library takes this host for
+// one that does not, which hides a variable that was empty.
+func named(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (u.Scheme == "unix" || u.Hostname() != "")
+}
+
 // options checks the URL and adds the mesh's own settings.
 func (c Config) options() (*redis.Options, error) {
 	opts, err := redis.ParseURL(c.URL)
-	if err != nil {
+	if err != nil || !named(c.URL) {
 		return nil, errURL
 	}
 	limit := cmp.Or(c.Timeout, timeout)

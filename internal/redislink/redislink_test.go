@@ -22,7 +22,7 @@ func TestURLs(t *testing.T) {
 	}
 	for _, bad := range []string{
 		"", "h:6379", "http://user:hunter2@h", "redis://user:hunter2@h:port", "redis://user:hunter2@h/x", "redis://:hunter2%zz@h",
-		"redis://:hunter2@h?nosuch=1",
+		"redis://:hunter2@h?nosuch=1", "redis://", "rediss://", "rediss://user:hunter2@", "rediss://:6380", "redis:///1",
 	} {
 		err := redislink.Config{URL: bad}.Validate()
 		if err == nil || strings.Contains(err.Error(), "hunter2") {

@@ -212,14 +212,18 @@ func (n node) kinds() []string {
 		}
 		return nil
 	}
-	for keyword, kind := range map[string]string{"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"} {
-		if _, ok := n.keywords[keyword]; ok {
-			return []string{kind}
-		}
-	}
-	for _, keyword := range []string{"pattern", "format", "minLength", "maxLength"} {
-		if _, ok := n.keywords[keyword]; ok {
-			return []string{"string"}
+	// In this order, also where a schema says something about several types: what it
+	// means must not change from one worker to the next.
+	for _, hint := range [...]struct {
+		kind     string
+		keywords []string
+	}{
+		{"object", []string{"properties", "required", "additionalProperties"}},
+		{"array", []string{"items"}},
+		{"string", []string{"pattern", "format", "minLength", "maxLength"}},
+	} {
+		if slices.ContainsFunc(hint.keywords, func(k string) bool { return n.keywords[k] != nil }) {
+			return []string{hint.kind}
 		}
 	}
 	if len(n.keywords) > 0 { // limits of a number or of a list

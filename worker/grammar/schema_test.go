@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"regexp"
 	"strconv"
@@ -96,6 +97,28 @@ func TestEveryTextValidates(t *testing.T) {
 				t.Errorf("300 texts were all the same: %v", different)
 			}
 		})
+	}
+}
+
+// TestOneGrammar: a schema has one grammar, or a stream could not go on elsewhere; also
+// where it leaves its type to what it says about several.
+func TestOneGrammar(t *testing.T) {
+	all := map[string]string{
+		"object or array":  `{"properties":{"a":{"type":"integer"}},"items":{"type":"integer"}}`,
+		"object or string": `{"required":["a"],"minLength":3}`,
+		"array or string":  `{"items":{"type":"null"},"pattern":"x"}`,
+	}
+	maps.Copy(all, schemas)
+	for name, schema := range all {
+		first, bad := FromSchema([]byte(schema), "p", false)
+		if bad != nil {
+			t.Fatalf("%s: %v", name, bad)
+		}
+		for range 20 {
+			if again, _ := FromSchema([]byte(schema), "p", false); again != first {
+				t.Fatalf("%s: two grammars:\n%s\n%s", name, first, again)
+			}
+		}
 	}
 }
 

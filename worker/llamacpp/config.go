@@ -23,7 +23,7 @@ type Config struct {
 
 	ContextLen int // most tokens of one sequence; default 8192, at most what the model was trained for
 	Cells      int // KV cells of all sequences together; default ContextLen
-	MaxSeqs    int // sequences at once; default 4
+	MaxSeqs    int // sequences at once; default 4, at most 256, of which 255 run and the last waits
 	MaxQueue   int // requests that may wait beside them; default 256, negative = none
 	// PauseBytes bounds the copies of KV of sequences that gave way; default 512 MiB,
 	// negative = none are made.
@@ -40,6 +40,15 @@ type Config struct {
 	Progress func(percent float64)
 	Log      *slog.Logger // default: discard
 }
+
+// LeastContext is the shortest context in tokens: room for a self-check, whose prompt is
+// a digit and what a tokenizer puts around it, and its answer. A worker with less would
+// never be ready.
+const LeastContext = 8
+
+// mostSlots is how many sequences can run: llama.cpp knows 256, and one is that through
+// which ranges of KV pass.
+const mostSlots = 255
 
 // withDefaults returns c with every zero field set.
 func (c Config) withDefaults() Config {
@@ -82,9 +91,9 @@ func (c Config) Validate() error {
 	}
 	check(c.LibDir != "", "LibDir is empty")
 	check(c.ModelPath != "", "ModelPath is empty")
-	check(c.ContextLen >= 2, "ContextLen %d: at least 2", c.ContextLen)
+	check(c.ContextLen >= LeastContext, "ContextLen %d: at least %d", c.ContextLen, LeastContext)
 	check(c.Cells >= c.ContextLen, "Cells %d: at least ContextLen %d, or one sequence could not end", c.Cells, c.ContextLen)
-	check(c.MaxSeqs >= 1 && c.MaxSeqs <= 256, "MaxSeqs %d: 1 to 256", c.MaxSeqs)
+	check(c.MaxSeqs >= 1 && c.MaxSeqs <= mostSlots+1, "MaxSeqs %d: 1 to %d", c.MaxSeqs, mostSlots+1)
 	check(c.BatchTokens >= c.MaxSeqs, "BatchTokens %d: at least MaxSeqs %d", c.BatchTokens, c.MaxSeqs)
 	check(c.PrefillTokens >= 1, "PrefillTokens %d: at least 1", c.PrefillTokens)
 	check(c.Threads >= 1 && c.Threads <= 512, "Threads %d: 1 to 512", c.Threads)

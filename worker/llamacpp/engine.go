@@ -64,7 +64,13 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("llamacpp: %w", err)
 	}
-	e, err := start(cfg.withDefaults(), func(cfg *Config) (parts, error) { return load(ctx, cfg) })
+	cfg = cfg.withDefaults()
+	if cfg.MaxSeqs > mostSlots {
+		cfg.Log.Warn("llama.cpp knows 256 sequences and one is for KV on its way in or out; the others run", "asked", cfg.MaxSeqs, "sequences", mostSlots)
+		cfg.MaxSeqs = mostSlots
+		cfg.MaxQueue++ // as many requests as asked for are let in
+	}
+	e, err := start(cfg, func(cfg *Config) (parts, error) { return load(ctx, cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("llamacpp: %w", err)
 	}

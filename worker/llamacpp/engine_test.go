@@ -232,9 +232,10 @@ func TestConfigValidate(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"LibDir":        func(c *Config) { c.LibDir = "" },
 		"ModelPath":     func(c *Config) { c.ModelPath = "" },
-		"ContextLen":    func(c *Config) { c.ContextLen = 1 },
+		"ContextLen":    func(c *Config) { c.ContextLen = 7 },
 		"Cells":         func(c *Config) { c.Cells = 100 },
 		"MaxSeqs":       func(c *Config) { c.MaxSeqs = -1 },
+		"MaxSeqs 257":   func(c *Config) { c.MaxSeqs = 257 },
 		"BatchTokens":   func(c *Config) { c.BatchTokens = 2 },
 		"PrefillTokens": func(c *Config) { c.PrefillTokens = -4 },
 		"Threads":       func(c *Config) { c.Threads = -1 },

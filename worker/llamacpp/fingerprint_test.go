@@ -2,6 +2,7 @@ package llamacpp
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,6 +118,27 @@ func TestHashedIdentityIsRemembered(t *testing.T) {
 	}
 	if got := identify(t, path, cache); got != first {
 		t.Errorf("with a torn cache entry: %s, want %s", got, first)
+	}
+	// Another file in its place, as cp -p, rsync -t and mv leave it: the same name, size and
+	// time of writing.
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := weights(t, 1<<20, 5000)
+	want := identify(t, other, "")
+	replaced := weights(t, 1<<20, -1)
+	if err := os.Chtimes(replaced, time.Time{}, st.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if got := identify(t, replaced, cache); got != first {
+		t.Fatalf("a copy is %s, the original %s", got, first)
+	}
+	if err := errors.Join(os.Rename(other, replaced), os.Chtimes(replaced, time.Time{}, st.ModTime())); err != nil {
+		t.Fatal(err)
+	}
+	if got := identify(t, replaced, cache); got == first || identify(t, replaced, "") != want {
+		t.Errorf("another file of the same size and time is %s", got)
 	}
 	blocked := filepath.Join(path, "cannot be a folder")
 	if got := identify(t, path, blocked); got != first {

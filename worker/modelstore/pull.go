@@ -136,6 +136,10 @@ func (p *pull) run(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return errors.Join(err, p.prune(root, staging))
 	}
+	// What another manifest of the version left is no part of this one.
+	if err := p.prune(root, staging); err != nil {
+		return err
+	}
 	return p.publish(root, staging)
 }
 
@@ -200,10 +204,8 @@ func (p *pull) publish(root *os.Root, staging string) error {
 
 // file fetches one file, unless a pull before did.
 func (p *pull) file(ctx context.Context, root *os.Root, f File) error {
-	// It got its name when it had been checked.
-	if st, err := root.Stat(f.Path); err == nil && st.Size() == f.Size {
-		p.advance(f.Size)
-		return nil
+	if here, err := p.staged(ctx, root, f); here || err != nil {
+		return err
 	}
 	location, err := beside(p.location, f)
 	if err != nil {
@@ -228,6 +230,29 @@ func (p *pull) file(ctx context.Context, root *os.Root, f File) error {
 		return err
 	}
 	return root.Rename(f.Path+partSuffix, f.Path)
+}
+
+// staged reports whether a pull before fetched a file. It was checked then, against the
+// manifest of then: one that the publisher has corrected since means another file.
+func (p *pull) staged(ctx context.Context, root *os.Root, f File) (bool, error) {
+	st, err := root.Stat(f.Path)
+	if err != nil || !st.Mode().IsRegular() || st.Size() != f.Size {
+		return false, nil
+	}
+	file, err := root.Open(f.Path)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	got, err := hashOf(ctx, file)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.Path, err)
+	}
+	if got != f.SHA256 {
+		return false, nil
+	}
+	p.advance(f.Size)
+	return true, nil
 }
 
 // advance notes bytes that have come, or fewer.

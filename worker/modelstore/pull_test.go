@@ -265,6 +265,39 @@ func TestPullOverAWrongPart(t *testing.T) {
 	}
 }
 
+// A file that a failed pull has checked is of the manifest of then. When the publisher
+// corrects it, at the same size, the right one is fetched; and nothing stays of files that
+// the new manifest does not name.
+func TestPullOverACorrectedManifest(t *testing.T) {
+	o, s := newOrigin(t), Open(t.TempDir())
+	staging := s.staging(Ref{"m", "v1"})
+	if err := os.MkdirAll(staging, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	old := map[string][]byte{"a": randomBytes(1, 1000), "kept": randomBytes(3, 700), "dropped": randomBytes(4, 300)}
+	for name, b := range old {
+		if err := os.WriteFile(filepath.Join(staging, name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := map[string][]byte{"a": randomBytes(9, 1000), "b": randomBytes(2, 500), "kept": old["kept"]}
+	url := o.publish(t, "m", "v1", files)
+	m, err := s.Pull(t.Context(), Sources{}, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds(t, m, files)
+	if _, err := s.Verify(t.Context(), Ref{"m", "v1"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(m.Dir, "dropped")); !os.IsNotExist(err) {
+		t.Errorf("a file of the old manifest is in the version: %v", err)
+	}
+	if asked := o.asked(); strings.Contains(asked, "kept") {
+		t.Errorf("fetched again: %s", asked)
+	}
+}
+
 // A file that is not the manifest's is named with both hashes, and nothing of it
 // stays.
 func TestPullOfWrongBytes(t *testing.T) {

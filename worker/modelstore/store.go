@@ -117,8 +117,13 @@ func hashFile(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return hashOf(ctx, f)
+}
+
+// hashOf is the SHA-256 of what is left to read.
+func hashOf(ctx context.Context, from io.Reader) (string, error) {
 	sum := sha256.New()
-	if _, err := io.Copy(sum, contextReader{ctx, f}); err != nil {
+	if _, err := io.Copy(sum, contextReader{ctx, from}); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil

@@ -273,6 +273,9 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 		if ev.Done() {
 			return out.end()
 		}
+		if len(ev.Data) == 0 { // a comment, as servers and proxies send to keep a connection
+			continue
+		}
 		var got chunk
 		if err := json.Unmarshal(ev.Data, &got); err != nil || got.Error != nil {
 			return out.broken(fmt.Errorf("the server's stream ended in %.200q", ev.Data))

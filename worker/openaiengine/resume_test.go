@@ -21,6 +21,7 @@ type fakeVLLM struct {
 	breakAt int    // cut the stream before this token, 0 = do not
 	metrics string // page; that of vLLM, or of a server without ids
 	wide    bool   // many characters of two bytes, each byte a token
+	pings   bool   // comments between the events
 }
 
 func newFakeVLLM(t *testing.T) *fakeVLLM {
@@ -107,6 +108,12 @@ func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32
 	chunks := openai.NewChunks(openai.Answer{Endpoint: ep, ID: "up-1", Model: "vendor/model", Created: 5}, usage)
 	prompt := len(ids)
 	w.Header().Set("Content-Type", "text/event-stream")
+	ping := func() {
+		if f.pings {
+			_, _ = w.Write([]byte(": ping\n\n"))
+		}
+	}
+	ping()
 	_, _ = w.Write(chunks.AppendRole(nil, 0))
 	for i := range n {
 		if f.breakAt > 0 && i == f.breakAt {
@@ -124,6 +131,7 @@ func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32
 			text = []byte{byte(next)}
 		}
 		ids = append(ids, next)
+		ping()
 		ev := chunks.AppendText(nil, 0, text, nil)
 		if withIDs {
 			ev = chunks.InsertTokens(ev, 0, []int32{next})
@@ -135,6 +143,9 @@ func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32
 	if usage {
 		ev = chunks.AppendUsage(ev, openai.Usage{PromptTokens: prompt, CompletionTokens: n, TotalTokens: prompt + n})
 	}
+	_, _ = w.Write(ev)
+	ev = nil
+	ping()
 	_, _ = w.Write(append(ev, openai.Done...))
 }
 
@@ -163,6 +174,9 @@ func tell(t *testing.T, body io.Reader, most int) told {
 		if ev.Done() {
 			out.done = true
 			return out
+		}
+		if ev.Comment {
+			continue
 		}
 		var c struct {
 			openai.Chunk
@@ -198,13 +212,21 @@ func tell(t *testing.T, body io.Reader, most int) told {
 // TestStreamGoesOnByTokenReplay: cut behind each token, ids, text, reason and usage are
 // those of the stream that was not cut.
 func TestStreamGoesOnByTokenReplay(t *testing.T) {
-	t.Run("letters", func(t *testing.T) { testTokenReplay(t, false) })
-	t.Run("halves of characters", func(t *testing.T) { testTokenReplay(t, true) })
+	t.Run("letters", func(t *testing.T) { testTokenReplay(t, newFakeVLLM(t)) })
+	t.Run("halves of characters", func(t *testing.T) {
+		f := newFakeVLLM(t)
+		f.wide = true
+		testTokenReplay(t, f)
+	})
+	t.Run("comments between the events", func(t *testing.T) {
+		f := newFakeVLLM(t)
+		f.pings = true
+		testTokenReplay(t, f)
+	})
 }
 
-func testTokenReplay(t *testing.T, wide bool) {
-	f := newFakeVLLM(t)
-	f.wide = wide
+func testTokenReplay(t *testing.T, f *fakeVLLM) {
+	wide := f.wide
 	base := startWorker(t, &upstream{Server: f.Server}, Config{Name: "mine"})
 	for path, ask := range map[string]string{
 		"/v1/completions":      `{"model":"alias","prompt":"Hello","max_tokens":9,"stream":true,"stream_options":{"include_usage":true}`,
@@ -277,6 +299,7 @@ func TestContinuationsRefused(t *testing.T) {
 		"penalty":       ask + `"presence_penalty":1,` + resume("[97]", 1),
 		"too much text": ask + resume("[97]", 9),
 		"half a letter": ask + resume("[195]", 0),
+		"no token":      ask + resume("[97,null]", 1),
 		"malformed":     ask + `"kvmesh":{"resume":7}`,
 	} {
 		resp, got := do(t, "POST", base+"/v1/completions", body+"}", "X-Kvmesh-Relay", "secret")
