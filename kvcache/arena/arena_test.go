@@ -165,6 +165,34 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// TestNewest: what came last, in its order.
+func TestNewest(t *testing.T) {
+	s := newStore(t, Config{})
+	space := kvcache.NewSpace("m", nil)
+	var want []kvcache.Ref
+	for i := range int32(6) {
+		f := sealed(t, space, space.Root, i, 100)
+		want = append(want, f.Ref)
+		if err := s.Put(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, most := range []int{0, 2, 6, 10} {
+		got := s.Newest(most)
+		if n := min(most, len(want)); len(got) != n {
+			t.Errorf("%d of %d blocks, want %d", len(got), most, n)
+		}
+		for i, b := range got {
+			if b.Ref != want[len(want)-len(got)+i] || b.Tokens == 0 || b.Size == 0 {
+				t.Errorf("%d of %d is %+v", i, most, b)
+			}
+		}
+	}
+	if err := s.Drop(t.Context(), space.Fingerprint); err != nil || len(s.Newest(10)) != 0 {
+		t.Errorf("%d blocks of a dropped model: %v", len(s.Newest(10)), err)
+	}
+}
+
 // TestOneOwner: a second process, or a second store of one, is refused while the first
 // lives.
 func TestOneOwner(t *testing.T) {

@@ -74,6 +74,20 @@ func (s *Store) labelRecordsLocked() (records []record) {
 	return records
 }
 
+// Newest lists the blocks that came last, so many at most, in the order in which they came:
+// about, because the place of one that has left is used again.
+func (s *Store) Newest(most int) (list []kvcache.Found) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := len(s.index.entries) - 1; i >= 0 && len(list) < most; i-- {
+		if e := &s.index.entries[i]; e.live && !s.index.spaces[e.space].dropped {
+			list = append(list, kvcache.Found{Ref: s.index.ref(e), First: int(e.first), Tokens: int(e.tokens), Size: e.size})
+		}
+	}
+	slices.Reverse(list)
+	return list
+}
+
 // Model is what an arena has of one fingerprint. Sizes are bytes of frames and records.
 type Model struct {
 	Fingerprint kvcache.Fingerprint

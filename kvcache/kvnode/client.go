@@ -156,18 +156,18 @@ func (c *Client) talk(ctx context.Context, cn *conn, what op, data []byte) ([]by
 	if err == nil || told(err) {
 		return body, err
 	}
-	return nil, fmt.Errorf("ask the KV node: %w", c.late(ctx, err))
+	return nil, fmt.Errorf("ask the KV node: %w", c.late(ctx, what, err))
 }
 
 // late makes what ended a connection the context's error, where it is that, and has the
-// next calls fail at once if the time was over.
-func (c *Client) late(ctx context.Context, err error) error {
+// next calls fail at once if the time was over; but for a fetch, which waits for others.
+func (c *Client) late(ctx context.Context, what op, err error) error {
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = context.DeadlineExceeded // the connection's clock was a little faster
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) && what != opFetch {
 		c.mu.Lock()
 		c.until = time.Now().Add(pause)
 		c.mu.Unlock()

@@ -153,6 +153,48 @@ func TestFarBounded(t *testing.T) {
 	t.Logf("%d bytes written; memory holds %d, the disk %d of %d puts", blocks*len(payload), near.Used, far.Used, far.Puts)
 }
 
+// TestFarAfterKill: what waits to be written when a node dies is written by the next one.
+func TestFarAfterKill(t *testing.T) {
+	s := stuck{until: make(chan struct{})}
+	defer close(s.until)
+	dir := nodeDir(t)
+	n, err := startNode(arena.Config{Dir: dir, Limit: 8 << 20}, stack.Tier{Name: "far", Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, dir)
+	frames, _ := farChain(t, 10)
+	for _, f := range frames {
+		if err := c.Put(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.stop() // and the stack is left as it is, with everything in its queue
+	<-n.ended
+	n.store.Close()
+
+	disk, err := nvmetier.Open(nvmetier.Config{Dir: filepath.Join(t.TempDir(), "nvme")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	next, err := startNode(arena.Config{Dir: dir, Limit: 8 << 20}, stack.Tier{Name: "nvme", Store: disk})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.end()
+	for next.below.Behind() > 0 {
+		<-time.After(time.Millisecond)
+	}
+	for i, f := range frames {
+		l, err := disk.Get(t.Context(), f.Ref)
+		if err != nil || l.Verify() != nil {
+			t.Fatalf("block %d is not on the disk: %v", i, err)
+		}
+		l.Release()
+	}
+}
+
 // stuck is a tier whose look-ups hang.
 type stuck struct {
 	kvcache.Store

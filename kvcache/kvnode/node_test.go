@@ -84,9 +84,10 @@ func startNode(cfg arena.Config, far ...stack.Tier) (*node, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	n := &node{store: store, below: below, stop: stop, ended: make(chan struct{})}
+	server := NewServer(store, below, nil)
 	go func() {
 		defer close(n.ended)
-		if err := NewServer(store, below, nil).Serve(ctx, l); err != nil {
+		if err := server.Serve(ctx, l); err != nil {
 			panic(err)
 		}
 	}()

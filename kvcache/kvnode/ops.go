@@ -55,7 +55,7 @@ func (c *Client) sendFrame(ctx context.Context, cn *conn, frame []byte) error {
 		_, err = cn.receive()
 	}
 	if err != nil && !told(err) {
-		err = c.late(ctx, err)
+		err = c.late(ctx, opPut, err)
 	}
 	return err
 }

@@ -62,11 +62,21 @@ type Server struct {
 	done  sync.WaitGroup
 }
 
+// offered is how many blocks a new server offers to the tiers below it.
+const offered = 4096
+
 // NewServer makes a server of an arena and of the stack of which it is the near store; nil
-// = there is none. The caller closes both after Serve has ended. A nil log is silent.
+// = there is none. What came last into the arena is offered to the stack again: the node
+// before may have been killed before it was written. The caller closes both after Serve has
+// ended. A nil log is silent.
 func NewServer(store *arena.Store, below *stack.Stack, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
+	}
+	if below != nil {
+		for _, b := range store.Newest(offered) {
+			below.Wrote(b)
+		}
 	}
 	return &Server{store: store, stack: below, log: log, conns: map[net.Conn]bool{}}
 }
