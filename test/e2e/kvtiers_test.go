@@ -165,7 +165,9 @@ func outliveHost(t *testing.T, start starter, tiers []string, atOnce bool) {
 			for try := 1; ; try++ {
 				node = startNode(t, args...)
 				two := start(t, "two", "--kv-node", node.dir)
-				got := goOn(t, two, q.body, delivered, "stream", "s")
+				mesh := resume(told{IDs: delivered.ids, Text: delivered.text}, "stream", "s")
+				mesh["kv_within_ms"] = 60_000 // as a route may say, and then the estimated prefill counts
+				got := continued(t, two, q.body, delivered, mesh, "stream")
 				t.Logf("%d of %d tokens restored, %d computed, %s", got.restored, prompt+len(delivered.ids), got.computed, got.mode)
 				if got.restored < prompt && try < 3 {
 					two.kill()

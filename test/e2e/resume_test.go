@@ -191,9 +191,19 @@ func goOn(t testing.TB, p *process, body map[string]any, delivered run, stream, 
 // the end.
 func splice(t testing.TB, p *process, body map[string]any, delivered run, belief told, stream, salt string) run {
 	t.Helper()
-	mesh := map[string]any{"token_ids": true, "salt": salt, "resume": map[string]any{"stream": stream, "attempt": 2, "choices": []any{
+	return continued(t, p, body, delivered, resume(belief, stream, salt), stream)
+}
+
+// resume is the body's field kvmesh that continues a stream.
+func resume(belief told, stream, salt string) map[string]any {
+	return map[string]any{"token_ids": true, "salt": salt, "resume": map[string]any{"stream": stream, "attempt": 2, "choices": []any{
 		map[string]any{"index": 0, "token_ids": belief.IDs, "text_bytes": len(belief.Text)},
 	}}}
+}
+
+// continued reads the rest of a stream behind what was delivered.
+func continued(t testing.TB, p *process, body map[string]any, delivered run, mesh map[string]any, stream string) run {
+	t.Helper()
 	whole := delivered
 	whole.ids = slices.Clone(delivered.ids)
 	whole.rest(t, p.post(body, mesh, stream))
