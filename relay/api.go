@@ -22,7 +22,7 @@ func (r *Relay) StreamsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/streams", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(fleet.StreamList{Streams: r.Streams(time.Now())}) // the caller may be gone
+		_ = json.NewEncoder(w).Encode(fleet.StreamList{Streams: r.Streams(time.Now()), Attempts: r.Attempts()}) // the caller may be gone
 	})
 	mux.HandleFunc("POST /v1/streams/{id}/migrate", func(w http.ResponseWriter, in *http.Request) {
 		if err := r.migrate(in.PathValue("id"), in.URL.Query().Get("to")); err != nil {

@@ -266,6 +266,7 @@ func (a *attempt) account(o *outcome) {
 		}
 	}
 	j.r.metrics.attempts.WithLabelValues(o.result).Inc()
+	j.r.tallies.of(a.w.id).count(o.blame)
 	if o.blame == failed || o.blame == absent {
 		// A dead worker fails many attempts at once, and most of them unseen by
 		// clients: only what a client may see is worth a warning.

@@ -32,6 +32,7 @@ func (r *Relay) Update() {
 	known := func(id string) bool { _, ok := r.cfg.Picker.Info(id); return ok }
 	r.paces.retain(known)
 	r.pacers.retain(known)
+	r.tallies.retain(known)
 }
 
 // warnEvery is how often the same alert is logged.

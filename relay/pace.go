@@ -84,6 +84,15 @@ func (b *byWorker[T]) of(id string) *T {
 	return t
 }
 
+// each calls f for what every worker has. f must not come back to b.
+func (b *byWorker[T]) each(f func(*T)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range b.m {
+		f(t)
+	}
+}
+
 // retain forgets the workers for which known is false.
 func (b *byWorker[T]) retain(known func(id string) bool) {
 	b.mu.Lock()

@@ -28,6 +28,7 @@ type Relay struct {
 	mark    string // of the secret, as workers register it
 	paces   byWorker[pace]
 	pacers  byWorker[gate] // how many answers at once begin to go on at each
+	tallies byWorker[tally]
 	fleet   watchedFleet
 	kept    *retained
 	seal    sealer
@@ -94,6 +95,7 @@ func New(cfg Config) (*Relay, error) {
 	r := &Relay{cfg: cfg, seal: seal, name: rand.Text(), metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
 	r.paces.make = func(string) *pace { return &pace{} }
+	r.tallies.make = newTally
 	r.pacers.make = func(id string) *gate { return &gate{most: func() int64 { return r.turns(id) }} }
 	r.retries.init(cfg.RetryShare, cfg.MinRetries)
 	r.cut, r.cutNow = context.WithCancel(context.Background())

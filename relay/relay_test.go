@@ -280,6 +280,9 @@ func TestTruncated(t *testing.T) {
 				if !ok || !strings.HasPrefix(rest, `data: {"error":{"message":"The worker broke off`) || strings.Count(rest, "\n\n") != 1 || !strings.HasSuffix(rest, "\n\n") {
 					t.Errorf("got %q, want %q and one error event", got.body, tc.want)
 				}
+				if a := m.relay.Attempts(); len(a) != 1 || a[0].Broken != 1 || a[0].OK != 0 {
+					t.Errorf("the worker's attempts are counted as %+v, want one broken", a)
+				}
 				if len(m.attempts()) != 1 || m.result(resultTruncated) != 1 || testutil.ToFloat64(m.relay.metrics.truncated) != 1 {
 					t.Errorf("%d attempts, %d truncated", len(m.attempts()), m.result(resultTruncated))
 				}
@@ -294,6 +297,9 @@ func TestTruncated(t *testing.T) {
 			}
 			if m.result(resultOK) != 1 {
 				t.Error("not counted as complete")
+			}
+			if a := m.relay.Attempts(); len(a) != 1 || a[0].Broken != 1 {
+				t.Errorf("the worker broke off, and that is counted as %+v", a)
 			}
 		})
 	})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/policy"
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // Config describes one worker process. Fields without a stated default are
@@ -158,7 +159,7 @@ func (c *Config) registration(started time.Time) fleet.Registration {
 	}
 	return fleet.Registration{
 		ID: c.ID, Address: c.Advertise, Pool: c.Pool, Zone: c.Zone, Model: c.Model, Aliases: c.Aliases,
-		Engine: c.EngineName, Incarnation: uint64(started.UnixNano()), PID: int64(os.Getpid()), Host: host,
+		Engine: c.EngineName, Incarnation: uint64(started.UnixNano()), PID: int64(os.Getpid()), Process: supervise.ProcessMark(os.Getpid()), Host: host,
 		RelayMark: fleet.RelayMark(c.RelaySecret),
 	}
 }

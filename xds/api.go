@@ -55,6 +55,8 @@ func (cp *ControlPlane) api() http.Handler {
 	// For operators and the command line.
 	mux.HandleFunc("GET /v1/workers", cp.listWorkers)
 	mux.HandleFunc("GET /v1/clusters", cp.listClusters)
+	mux.HandleFunc("PUT /v1/pools/{pool}/rollout", cp.leasePool)
+	mux.HandleFunc("DELETE /v1/pools/{pool}/rollout", cp.releasePool)
 	mux.HandleFunc("GET /v1/mesh", func(w http.ResponseWriter, _ *http.Request) {
 		view := cp.config.Mesh
 		view.PID = os.Getpid()
@@ -239,11 +241,16 @@ func (s *state) views() []fleet.WorkerView {
 	out := make([]fleet.WorkerView, 0, len(s.workers)) // never null in JSON
 	for _, w := range s.workers {
 		m := w.member
+		said := "" // a server that is probed says nothing
+		if !w.origin.static {
+			said = cmp.Or(m.State, fleet.StateReady)
+		}
 		out = append(out, fleet.WorkerView{
 			ID: w.id, Address: m.Address, PID: m.PID, Pool: m.Pool, Zone: m.Zone, Model: m.Model, Aliases: m.Aliases,
 			Engine: m.Engine, Status: w.shown.Status.String(), Weight: w.shown.Weight,
 			Running: w.load.GetRunning(), Waiting: w.load.GetWaiting(), KVUsage: w.load.GetKvUsage(),
 			Reason: w.shown.Reason, Incarnation: m.Incarnation, Fingerprint: m.Fingerprint, Drained: m.Drained,
+			State: said, Host: m.Host, Process: m.Process,
 			ErrorRate: failing(w.load.GetErrorsPerSecond(), w.load.GetRequestsPerSecond()),
 		})
 	}

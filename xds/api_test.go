@@ -101,12 +101,12 @@ func TestAPIRefusesWebPages(t *testing.T) {
 func TestViews(t *testing.T) {
 	p := newPlane(t, onePool)
 	w := startWorker(t, "w0")
-	w.reg.PID, w.reg.Aliases = 77, []string{"alias"}
+	w.reg.PID, w.reg.Host, w.reg.Process, w.reg.Aliases = 77, "box", "mark", []string{"alias"}
 	p.register(w)
 	want := fleet.WorkerView{
 		ID: "w0", Address: w.reg.Address, PID: 77, Pool: "main", Zone: "a", Model: "sim", Engine: "sim",
 		Status: "HEALTHY", Weight: 200, Running: 3, Waiting: 1, KVUsage: 0.25,
-		Incarnation: w.reg.Incarnation,
+		Incarnation: w.reg.Incarnation, State: fleet.StateReady, Host: "box", Process: "mark",
 	}
 	p.wants("w0", "as reported", func(v fleet.WorkerView) bool {
 		alias := len(v.Aliases) == 1 && v.Aliases[0] == "alias"

@@ -76,6 +76,7 @@ type ControlPlane struct {
 	server   *server
 	metrics  *metrics
 	redis    *redisMembers // nil without a Redis
+	leases   leases
 
 	mu       sync.Mutex
 	policy   *policy.Set

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +12,7 @@ import (
 func drainCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var output string
-	o := rollout.DrainConfig{}
+	o := rollout.DrainDefaults()
 	c := &cobra.Command{
 		Use:   "drain WORKER",
 		Short: "Move a worker's streams to others and wait until it is empty",
@@ -29,6 +28,9 @@ control plane. With --wait-streams the running streams end where they are.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			js, err := asJSON(output)
 			if err != nil {
+				return err
+			}
+			if err := checkSpans(c.Flags(), span{"timeout", shortest, anyTime}); err != nil {
 				return err
 			}
 			m, err := openMesh(c.Context(), e, f)
@@ -51,7 +53,7 @@ control plane. With --wait-streams the running streams end where they are.`,
 	}
 	opsFlags(c, &f)
 	outputFlag(c, &output)
-	c.Flags().DurationVar(&o.Timeout, "timeout", 300*time.Second, "how long it may take")
+	c.Flags().DurationVar(&o.Timeout, "timeout", o.Timeout, "how long it may take")
 	c.Flags().BoolVar(&o.KeepStreams, "wait-streams", false, "let running streams end where they are instead of moving them")
 	return c
 }

@@ -57,18 +57,18 @@ func (h *harm) do(ctx context.Context, got *heard) error {
 		return fmt.Errorf("worker %q gives the answer, and the control plane does not know it", h.worker)
 	}
 	w := h.list[i]
-	if h.fault != faultDrain && w.PID <= 0 {
-		return withHint(fmt.Errorf("%s runs on another machine: %s cannot be done to it from here", w.ID, h.fault), "`kvmesh drill drain` needs no process of this machine")
+	if err := isHere(w); err != nil && h.fault != faultDrain {
+		return withHint(fmt.Errorf("%s cannot be done from here: %w", h.fault, err), "`kvmesh drill drain` needs no process of this machine")
 	}
 	defer func() { h.at = time.Now() }()
 	switch h.fault {
 	case faultKill:
 		h.d.note("kill -9 %d (%s)", w.PID, w.ID)
-		return h.signal(w, syscall.SIGKILL)
+		return signalWorker(w, syscall.SIGKILL)
 	case faultHang:
 		h.d.note("kill -STOP %d (%s)", w.PID, w.ID)
-		h.undos = append(h.undos, func() { _ = h.signal(w, syscall.SIGCONT) }) // it may have been killed meanwhile
-		return h.signal(w, syscall.SIGSTOP)
+		h.undos = append(h.undos, func() { _ = signalWorker(w, syscall.SIGCONT) }) // it may have been killed meanwhile
+		return signalWorker(w, syscall.SIGSTOP)
 	case faultDrain:
 		h.d.note("drain %s", w.ID)
 		return h.drain(ctx, w)
@@ -82,14 +82,6 @@ func (h *harm) do(ctx context.Context, got *heard) error {
 	return h.zone(w)
 }
 
-// signal sends a worker's process a signal.
-func (h *harm) signal(w fleet.WorkerView, s syscall.Signal) error {
-	if err := syscall.Kill(int(w.PID), s); err != nil {
-		return fmt.Errorf("signal %v to process %d of %s: %w", s, w.PID, w.ID, err)
-	}
-	return nil
-}
-
 func (h *harm) drain(ctx context.Context, w fleet.WorkerView) error {
 	h.undos = append(h.undos, func() {
 		if err := h.d.client.Drain(context.WithoutCancel(ctx), w.ID, false); err != nil {
@@ -101,12 +93,17 @@ func (h *harm) drain(ctx context.Context, w fleet.WorkerView) error {
 
 // zone kills all workers of the worker's zone.
 func (h *harm) zone(of fleet.WorkerView) error {
+	all := slices.DeleteFunc(slices.Clone(h.list), func(w fleet.WorkerView) bool { return w.Zone != of.Zone })
 	var errs []error
-	for _, w := range h.list {
-		if w.Zone == of.Zone && w.PID > 0 {
-			h.d.note("kill -9 %d (%s, zone %s)", w.PID, w.ID, w.Zone)
-			errs = append(errs, h.signal(w, syscall.SIGKILL))
-		}
+	for _, w := range all {
+		errs = append(errs, isHere(w))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("the whole zone %q cannot be killed from here: %w", of.Zone, err)
+	}
+	for _, w := range all {
+		h.d.note("kill -9 %d (%s, zone %s)", w.PID, w.ID, w.Zone)
+		errs = append(errs, signalWorker(w, syscall.SIGKILL))
 	}
 	return errors.Join(errs...)
 }
@@ -116,13 +113,13 @@ func (h *harm) slow(w fleet.WorkerView) {
 	stop := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
-		defer func() { _ = h.signal(w, syscall.SIGCONT) }() // it may be gone
+		defer func() { _ = signalWorker(w, syscall.SIGCONT) }() // it may be gone
 		for {
 			for _, turn := range []struct {
 				signal syscall.Signal
 				length time.Duration
 			}{{syscall.SIGSTOP, 180 * time.Millisecond}, {syscall.SIGCONT, 20 * time.Millisecond}} {
-				_ = h.signal(w, turn.signal) // it may be gone
+				_ = signalWorker(w, turn.signal) // it may be gone
 				select {
 				case <-stop:
 					return
@@ -146,7 +143,7 @@ func (h *harm) corrupt(w fleet.WorkerView) error {
 			return fmt.Errorf("spoil the KV node's memory: %w", err)
 		}
 		h.d.note("the KV node's memory spoiled at %d places; kill -9 %d (%s)", n, w.PID, w.ID)
-		return h.signal(w, syscall.SIGKILL)
+		return signalWorker(w, syscall.SIGKILL)
 	}
 	n := 0
 	err := filepath.WalkDir(h.d.mesh.KVDir, func(path string, e os.DirEntry, err error) error {
@@ -162,7 +159,7 @@ func (h *harm) corrupt(w fleet.WorkerView) error {
 		return fmt.Errorf("spoil the stored KV: %w", err)
 	}
 	h.d.note("%d files of KV spoiled; kill -9 %d (%s)", n, w.PID, w.ID)
-	return h.signal(w, syscall.SIGKILL)
+	return signalWorker(w, syscall.SIGKILL)
 }
 
 // spoilEvery is the distance of the bytes that spoilArena changes: shorter than a block.

@@ -43,6 +43,7 @@ const (
 	mostNumber = 1 << 30
 	mostBytes  = 1 << 40
 	anyTime    = math.MaxInt64
+	shortest   = int64(time.Millisecond) // of a time in which something is to happen
 )
 
 // checkWorkerFlags reports the first flag of `kvmesh worker` whose value makes no sense.

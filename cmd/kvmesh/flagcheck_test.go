@@ -47,10 +47,19 @@ func TestSenselessFlags(t *testing.T) {
 		{gateway, "--node " + long, "--node \"zzz"},
 		{gateway, "--metrics 9090", "--metrics \"9090\": want ip:port"},
 		{[]string{"controlplane", "-f", "none.yaml", "--run-dir", "none"}, "--api 9000", "--api \"9000\": want ip:port"},
+		{[]string{"rollout"}, "--max-error-rate NaN", "--max-error-rate NaN: want a share from 0 to 1"},
+		{[]string{"rollout"}, "--max-error-rate -1", "--max-error-rate -1"},
+		{[]string{"rollout"}, "--max-error-rate 1.1", "--max-error-rate 1.1"},
+		{[]string{"rollout"}, "--ready-timeout 0", "--ready-timeout 0s: want a time of at least 1ms"},
+		{[]string{"rollout"}, "--timeout 0", "--timeout 0s"},
+		{[]string{"rollout"}, "--observe -1s", "--observe -1s"},
+		{[]string{"rollout"}, "--min-ready -1", "--min-ready -1: want a whole number from 0"},
+		{[]string{"drain", "w"}, "--timeout 0", "--timeout 0s: want a time of at least 1ms"},
+		{[]string{"drain", "w"}, "--timeout -1s", "--timeout -1s"},
 		{[]string{"up", "-f", "none.yaml"}, "--ready-timeout -1s", "--ready-timeout -1s"},
 	} {
 		e := &env{getenv: environment(), stdout: new(strings.Builder), stderr: new(strings.Builder)}
-		make := map[string]func(*env) *cobra.Command{"worker": workerCommand, "gateway": gatewayCommand, "controlplane": controlPlaneCommand, "up": upCommand}
+		make := map[string]func(*env) *cobra.Command{"worker": workerCommand, "gateway": gatewayCommand, "controlplane": controlPlaneCommand, "up": upCommand, "rollout": rolloutCommand, "drain": drainCommand}
 		cmd := make[c.start[0]](e)
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs(append(c.start[1:], strings.Fields(c.args)...))

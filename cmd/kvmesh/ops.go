@@ -8,7 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
+	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/rollout"
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // liveMesh is the running mesh as drains and rollouts use it.
@@ -62,13 +64,13 @@ func (m *liveMesh) Workers(ctx context.Context) ([]fleet.WorkerView, error) {
 }
 
 // Streams implements rollout.Mesh. A gateway that is away carries no streams.
-func (m *liveMesh) Streams(ctx context.Context) ([]fleet.StreamView, error) {
+func (m *liveMesh) Streams(ctx context.Context) (fleet.StreamList, error) {
 	var list fleet.StreamList
 	err := get(ctx, m.gateway+"/v1/streams", &list)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return nil, nil
+		return fleet.StreamList{}, nil
 	}
-	return list.Streams, err
+	return list, err
 }
 
 // Minimum implements rollout.Mesh.
@@ -103,7 +105,7 @@ func (m *liveMesh) Restart(ctx context.Context, w fleet.WorkerView) error {
 	}
 	c := exec.CommandContext(ctx, "/bin/sh", "-c", m.command)
 	c.Env = append(os.Environ(), "KVMESH_WORKER="+w.ID, "KVMESH_WORKER_ADDRESS="+w.Address, "KVMESH_WORKER_POOL="+w.Pool,
-		"KVMESH_WORKER_PID="+pidText(w.PID))
+		"KVMESH_WORKER_PID="+strings.TrimPrefix(pidText(w.PID), "-")) // none of a worker that is away
 	c.Stdout, c.Stderr = m.output, m.output
 	c.WaitDelay = time.Second // a daemon that it left behind may hold its output open
 	if err := c.Run(); err != nil {
@@ -112,15 +114,48 @@ func (m *liveMesh) Restart(ctx context.Context, w fleet.WorkerView) error {
 	return nil
 }
 
-// terminate asks a worker of `kvmesh up` on this machine to end.
+// terminate asks a worker of `kvmesh up` on this machine to end. One that is away is
+// started by it in any case.
 func terminate(w fleet.WorkerView) error {
-	if w.PID <= 0 {
-		return withHint(fmt.Errorf("nobody here can restart %s: it runs on another machine", w.ID), "say how with --restart-cmd CMD")
+	if w.Incarnation == 0 {
+		return nil
 	}
-	if err := syscall.Kill(int(w.PID), syscall.SIGTERM); err != nil {
-		return withHint(fmt.Errorf("end process %s of %s: %w", strconv.FormatInt(w.PID, 10), w.ID, err), "say how to restart it with --restart-cmd CMD")
+	if err := signalWorker(w, syscall.SIGTERM); err != nil {
+		return withHint(err, "say how to restart it with --restart-cmd CMD")
 	}
 	return nil
+}
+
+// signalWorker sends a signal to a worker's process, after it made sure that the process
+// is the worker: its number may be that of another process on this machine, where the
+// worker runs on another one or has ended.
+func signalWorker(w fleet.WorkerView, s syscall.Signal) error {
+	p, err := os.FindProcess(int(w.PID)) // held from here on: its number goes to nobody else
+	if err != nil {
+		return fmt.Errorf("process %d of %s: %w", w.PID, w.ID, err)
+	}
+	defer func() { _ = p.Release() }() // it is only a handle
+	if err := isHere(w); err != nil {
+		return err
+	}
+	if err := p.Signal(s); err != nil {
+		return fmt.Errorf("signal %v to process %d of %s: %w", s, w.PID, w.ID, err)
+	}
+	return nil
+}
+
+// isHere says why a worker's process is none that a signal from here reaches.
+func isHere(w fleet.WorkerView) error {
+	host, _ := os.Hostname() // without one no worker is here
+	switch mark := supervise.ProcessMark(int(w.PID)); {
+	case w.PID <= 0:
+		return fmt.Errorf("%s runs on another machine, or tells nothing of its process", w.ID)
+	case mark != "" && mark == w.Process, runtime.GOOS != "linux" && host != "" && host == w.Host:
+		return nil
+	case w.Host != "" && w.Host != host:
+		return fmt.Errorf("%s runs on %s, and this is %s", w.ID, w.Host, host)
+	}
+	return fmt.Errorf("process %d of this machine is not %s, which ended or runs on another machine or in a container", w.PID, w.ID)
 }
 
 // workerNames completes the ids of workers.

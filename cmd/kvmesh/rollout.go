@@ -2,22 +2,20 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/internal/rollout"
-	"github.com/kvmesh/kvmesh/xds/registry"
+	"github.com/kvmesh/kvmesh/internal/supervise"
 )
 
 // rolloutOptions are the flags of `kvmesh rollout`.
@@ -26,26 +24,17 @@ type rolloutOptions struct {
 	model, pool        string
 	restart, back      string
 	journal, output    string
+	journalFlag        string // as the user gave it, to be repeated in hints
 	dryRun, rollback   bool
 	startOver          bool
 	least              int
 	bounds             rollout.Config
-	drainTimeout       time.Duration
-	waitStreams        bool
 	restartGiven       bool
 	rollbackCmdIsGiven bool
 }
 
-// journal is a rollout's file: what was asked for and how far it came.
-type journal struct {
-	Command  string       `json:"restart_cmd"`
-	Rollback string       `json:"rollback_cmd,omitempty"`
-	Back     bool         `json:"back"` // it is itself a rollback
-	Plan     rollout.Plan `json:"plan"`
-}
-
 func rolloutCommand(e *env) *cobra.Command {
-	var o rolloutOptions
+	o := rolloutOptions{bounds: rollout.Defaults()}
 	c := &cobra.Command{
 		Use:   "rollout [WORKER…]",
 		Short: "Restart workers one at a time without losing a stream",
@@ -54,12 +43,16 @@ A worker is drained only while enough others of its pool take requests. Its stre
 move to others of the same weights; the last worker of its weights waits for its own.
 
 The restart is --restart-cmd, run by sh with KVMESH_WORKER, KVMESH_WORKER_ADDRESS,
-KVMESH_WORKER_POOL and KVMESH_WORKER_PID set; without it, workers of a 'kvmesh up' on
-this machine get SIGTERM and are started again by it.
+KVMESH_WORKER_POOL and KVMESH_WORKER_PID set (the last is empty while the worker is
+away); without it, workers of a 'kvmesh up' on this machine get SIGTERM and are started
+again by it.
 
-A worker that misses a bound stops the rollout and takes no requests. The same command
-goes on from there, also after an interruption; --rollback goes back, with
---rollback-cmd, over the workers that were restarted, the last one first.`,
+A worker that misses a bound stops the rollout and takes no requests; so does one of
+whose answers the gateway saw too many break. The same command goes on from there, also
+after an interruption and while the worker is away; --rollback goes back, with
+--rollback-cmd, over the workers that were restarted, the last one first. A worker that
+was only drained is given back. One that an operator had drained before is restarted
+and stays drained. A pool has one rollout at a time.`,
 		Example: `  kvmesh rollout --dry-run                       # all workers, in this order
   kvmesh rollout                                 # restart them
   kvmesh rollout worker-1 worker-3
@@ -69,6 +62,9 @@ goes on from there, also after an interruption; --rollback goes back, with
 		ValidArgsFunction: workerNames(e, &o.mesh),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.restartGiven, o.rollbackCmdIsGiven = c.Flags().Changed("restart-cmd"), c.Flags().Changed("rollback-cmd")
+			if err := checkRolloutFlags(c.Flags(), &o); err != nil {
+				return err
+			}
 			return runRollout(c.Context(), e, &o, args)
 		},
 	}
@@ -84,12 +80,25 @@ goes on from there, also after an interruption; --rollback goes back, with
 	fl.BoolVar(&o.rollback, "rollback", false, "undo the last rollout")
 	fl.BoolVar(&o.startOver, "start-over", false, "forget an unfinished rollout")
 	fl.IntVar(&o.least, "min-ready", -1, "how many other workers of the pool must take requests (default: the pool's minimum share)")
-	fl.DurationVar(&o.drainTimeout, "timeout", 300*time.Second, "how long a drain may take")
-	fl.BoolVar(&o.waitStreams, "wait-streams", false, "let running streams end where they are instead of moving them")
-	fl.DurationVar(&o.bounds.Ready, "ready-timeout", 600*time.Second, "how long a worker may take until it is ready")
-	fl.DurationVar(&o.bounds.Observe, "observe", 10*time.Second, "how long a new worker is watched")
-	fl.Float64Var(&o.bounds.MaxErrorRate, "max-error-rate", 0.05, "largest share of failed requests meanwhile")
+	fl.DurationVar(&o.bounds.Drain.Timeout, "timeout", o.bounds.Drain.Timeout, "how long a drain may take")
+	fl.BoolVar(&o.bounds.Drain.KeepStreams, "wait-streams", false, "let running streams end where they are instead of moving them")
+	fl.DurationVar(&o.bounds.Ready, "ready-timeout", o.bounds.Ready, "how long a worker may take until it is ready")
+	fl.DurationVar(&o.bounds.Observe, "observe", o.bounds.Observe, "how long a new worker is watched")
+	fl.Float64Var(&o.bounds.MaxErrorRate, "max-error-rate", o.bounds.MaxErrorRate, "largest share of failed requests meanwhile, 0 to 1")
 	return c
+}
+
+// checkRolloutFlags reports the first flag whose value makes no sense.
+func checkRolloutFlags(flags *pflag.FlagSet, o *rolloutOptions) error {
+	least := int64(-1)
+	if flags.Changed("min-ready") {
+		least = 0
+	}
+	if rate := o.bounds.MaxErrorRate; !(rate >= 0 && rate <= 1) { // NaN is neither
+		return usagef("--max-error-rate %v: want a share from 0 to 1", rate)
+	}
+	return checkSpans(flags, span{"min-ready", least, mostNumber}, span{"timeout", shortest, anyTime},
+		span{"ready-timeout", shortest, anyTime}, span{"observe", 0, anyTime})
 }
 
 func runRollout(ctx context.Context, e *env, o *rolloutOptions, args []string) error {
@@ -102,41 +111,82 @@ func runRollout(ctx context.Context, e *env, o *rolloutOptions, args []string) e
 		return err
 	}
 	m.least = o.least
+	o.journalFlag = " --journal " + o.journal
 	if o.journal == "" {
-		o.journal = filepath.Join(stateFolder, "rollout.json")
+		o.journal, o.journalFlag = filepath.Join(stateFolder, "rollout.json"), ""
 	}
-	j, err := o.prepare(ctx, m, args)
+	if !o.dryRun {
+		l, err := supervise.Take(o.journal + ".lock")
+		if h, ok := errors.AsType[*supervise.HeldError](err); ok {
+			return withHint(fmt.Errorf("a rollout with this journal is under way, process %d", h.PID), "wait for its end, or name another with --journal")
+		}
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+	}
+	j, err := o.prepare(ctx, e, m, args)
+	if err != nil {
+		return err
+	}
+	rooms, err := rollout.Rooms(ctx, m, j.Plan)
 	if err != nil {
 		return err
 	}
 	if o.dryRun {
-		return printPlan(e, j.Plan, js)
+		return printRooms(e, j.Plan, rooms, js)
+	}
+	for _, r := range rooms {
+		if len(r.Never) > 0 {
+			return withHint(errors.New(r.String()), "--min-ready 0 lets the pool go without")
+		}
 	}
 	m.command = j.Command
-	if err := o.run(ctx, e, m, j); err != nil {
+	if err := o.alone(ctx, e, m, j); err != nil {
 		return err
 	}
 	return printPlan(e, j.Plan, js)
 }
 
+// alone carries the journal's plan out while no other rollout may touch its pools.
+func (o *rolloutOptions) alone(ctx context.Context, e *env, m *liveMesh, j *journal) error {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown" // it is for people
+	}
+	held, release, err := rollout.Hold(ctx, m.client, j.Plan.Pools(), fmt.Sprintf("process %d on %s, journal %s", os.Getpid(), host, o.journal))
+	if errors.Is(err, fleet.ErrLeased) {
+		return withHint(err, "wait for its end; the right of one that was killed ends by itself")
+	}
+	if err != nil {
+		return withHint(err, hintControlPlane)
+	}
+	defer release()
+	err = o.run(held, e, m, j)
+	if held.Err() != nil && ctx.Err() == nil {
+		err = errors.Join(context.Cause(held), err)
+	}
+	return err
+}
+
 // run carries the journal's plan out.
 func (o *rolloutOptions) run(ctx context.Context, e *env, m *liveMesh, j *journal) error {
 	c := o.bounds
-	c.Drain = rollout.DrainConfig{Timeout: o.drainTimeout, KeepStreams: o.waitStreams, Progress: func(l rollout.Left) {
+	c.Drain.Progress = func(l rollout.Left) {
 		fmt.Fprintf(e.stderr, "%s: %d streams, %d requests left\n", l.Worker, l.Streams, l.Requests)
-	}}
-	c.Save = func(p rollout.Plan) error { return o.save(j, p) }
+	}
 	c.Progress = func(worker, what string) { fmt.Fprintf(e.stderr, "%s: %s\n", worker, what) }
+	if err := o.leaveBehind(ctx, m, j, c); err != nil {
+		return err
+	}
+	c.Save = func(p rollout.Plan) error { return o.save(j, p) }
 	if err := c.Save(j.Plan); err != nil {
 		return err
 	}
 	err := rollout.Run(ctx, m, &j.Plan, c)
 	again := "run the same command to go on"
-	if o.journal != filepath.Join(stateFolder, "rollout.json") {
-		again += " (with --journal " + o.journal + ")"
-	}
 	if b, ok := errors.AsType[*rollout.BoundError](err); ok && !j.Back {
-		return withHint(fmt.Errorf("the rollout stopped at %w", err), fmt.Sprintf("%s takes no requests now; %s, or `%s rollout --rollback` to go back", b.Worker, again, e.self()))
+		return withHint(fmt.Errorf("the rollout stopped at %w", err), fmt.Sprintf("%s takes no requests now; %s, or `%s rollout --rollback%s` to go back", b.Worker, again, e.self(), o.journalFlag))
 	}
 	if err != nil {
 		return withHint(fmt.Errorf("the rollout stopped: %w", err), again)
@@ -144,121 +194,20 @@ func (o *rolloutOptions) run(ctx context.Context, e *env, m *liveMesh, j *journa
 	return nil
 }
 
-// prepare makes the journal: a new one, the unfinished one, or the way back.
-func (o *rolloutOptions) prepare(ctx context.Context, m *liveMesh, args []string) (*journal, error) {
-	old, err := readJournal(o.journal)
-	if err != nil {
-		return nil, err
+// leaveBehind gives back what the rollout of before had only drained, where the new one
+// takes its place in the journal.
+func (o *rolloutOptions) leaveBehind(ctx context.Context, m *liveMesh, j *journal, c rollout.Config) error {
+	if j.before == nil {
+		return nil
 	}
-	if o.rollback {
-		return o.wayBack(old)
-	}
-	list, err := m.Workers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ids := args
-	if len(ids) == 0 {
-		ids = o.selected(list)
-	}
-	if len(ids) == 0 {
-		return nil, withHint(errors.New("no worker is meant"), "`kvmesh workers` lists them with their models and pools")
-	}
-	if old != nil && old.Plan.Left() > 0 && !o.startOver {
-		if !o.continues(old, ids) {
-			return nil, withHint(fmt.Errorf("an unfinished rollout of other workers is in %s", o.journal), "finish it, undo it with --rollback, or forget it with --start-over")
-		}
-		return old, nil
-	}
-	plan, err := rollout.NewPlan(list, ids)
-	if err != nil {
-		return nil, drainHint(err, "")
-	}
-	return &journal{Command: o.restart, Rollback: o.back, Plan: plan}, nil
-}
-
-// continues reports whether the unfinished rollout is what the command line asks
-// for. Flags that are left out are those of before.
-func (o *rolloutOptions) continues(old *journal, ids []string) bool {
-	if old.Back || o.restartGiven && o.restart != old.Command {
-		return false
-	}
-	if o.rollbackCmdIsGiven {
-		old.Rollback = o.back
-	}
-	for _, s := range old.Plan.Steps {
-		// One that is in the middle of its restart may be missing in the list.
-		if s.State != rollout.Restarting && !slices.Contains(ids, s.Worker) {
-			return false
+	c.Save = func(p rollout.Plan) error { return o.save(j.before, p) }
+	_, err := rollout.GiveBack(ctx, m, &j.before.Plan, c)
+	for _, s := range j.before.Plan.Steps {
+		if s.Drained && !slices.ContainsFunc(j.Plan.Steps, func(n rollout.Step) bool { return n.Worker == s.Worker }) {
+			c.Progress(s.Worker, "stays drained, as the rollout of before left it ("+string(s.State)+"); `kvmesh undrain` takes it back")
 		}
 	}
-	return len(old.Plan.Steps) >= len(ids)
-}
-
-// wayBack is the rollout that undoes the last one, or goes on with undoing it.
-func (o *rolloutOptions) wayBack(old *journal) (*journal, error) {
-	switch {
-	case old == nil:
-		return nil, withHint(errors.New("there is no rollout to undo"), "looked in "+o.journal+"; --journal FILE names another")
-	case old.Back && old.Plan.Left() > 0:
-		return old, nil
-	case old.Back:
-		return nil, errors.New("the last rollout was undone already")
-	}
-	back := old.Plan.Back()
-	if len(back.Steps) == 0 {
-		return nil, errors.New("the last rollout restarted no worker: there is nothing to undo")
-	}
-	command := old.Rollback
-	if o.rollbackCmdIsGiven {
-		command = o.back
-	}
-	if command == "" {
-		command = old.Command
-	}
-	return &journal{Command: command, Back: true, Plan: back}, nil
-}
-
-// selected are the workers that --model and --pool leave.
-func (o *rolloutOptions) selected(list []fleet.WorkerView) []string {
-	var ids []string
-	for _, w := range list {
-		if (o.model == "" || w.Model == o.model || slices.Contains(w.Aliases, o.model)) && (o.pool == "" || w.Pool == o.pool) {
-			ids = append(ids, w.ID)
-		}
-	}
-	return ids
-}
-
-func (o *rolloutOptions) save(j *journal, p rollout.Plan) error {
-	j.Plan = p
-	data, err := json.MarshalIndent(j, "", "  ")
-	if err != nil {
-		return fmt.Errorf("store the rollout: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(o.journal), 0o700); err != nil {
-		return fmt.Errorf("store the rollout: %w", err)
-	}
-	if err := registry.WriteSynced(o.journal, data); err != nil {
-		return fmt.Errorf("store the rollout: %w", err)
-	}
-	return nil
-}
-
-// readJournal returns nil where there is none.
-func readJournal(name string) (*journal, error) {
-	data, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the last rollout: %w", err)
-	}
-	var j journal
-	if err := json.Unmarshal(data, &j); err != nil {
-		return nil, withHint(fmt.Errorf("read the last rollout: %s: %w", name, err), "remove the file to forget it")
-	}
-	return &j, nil
+	return err
 }
 
 func printPlan(e *env, p rollout.Plan, js bool) error {
@@ -271,4 +220,23 @@ func printPlan(e *env, p rollout.Plan, js bool) error {
 		fmt.Fprintln(t, strings.Join([]string{s.Worker, s.Pool, string(s.State), dash(s.Reason)}, "\t"))
 	}
 	return t.Flush()
+}
+
+// printRooms prints what would be done.
+func printRooms(e *env, p rollout.Plan, rooms []rollout.Room, js bool) error {
+	if js {
+		return writeJSON(e.stdout, struct {
+			rollout.Plan
+			Pools []rollout.Room `json:"pools"`
+		}{p, rooms})
+	}
+	if err := printPlan(e, p, false); err != nil {
+		return err
+	}
+	for _, r := range rooms {
+		if _, err := fmt.Fprintln(e.stdout, r); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -83,6 +84,31 @@ func (c *Client) DrainKeeping(ctx context.Context, id string) error {
 		return fmt.Errorf("drain %s: %w", id, err)
 	}
 	return nil
+}
+
+// LeasePool takes or renews the right to replace workers of a pool, which one owner has
+// at a time, for TTL. The error matches ErrLeased while another has it.
+func (c *Client) LeasePool(ctx context.Context, pool, owner string) error {
+	err := c.call(ctx, http.MethodPut, leasePath(pool, owner), nil)
+	if e, ok := errors.AsType[*APIError](err); ok && e.Status == http.StatusConflict {
+		return fmt.Errorf("%w: %s", ErrLeased, e.Message)
+	}
+	if err != nil {
+		return fmt.Errorf("take pool %s for a rollout: %w", pool, err)
+	}
+	return nil
+}
+
+// ReleasePool gives back what LeasePool took. Nothing happens where another has it.
+func (c *Client) ReleasePool(ctx context.Context, pool, owner string) error {
+	if err := c.call(ctx, http.MethodDelete, leasePath(pool, owner), nil); err != nil {
+		return fmt.Errorf("give pool %s back: %w", pool, err)
+	}
+	return nil
+}
+
+func leasePath(pool, owner string) string {
+	return "/v1/pools/" + url.PathEscape(pool) + "/rollout?" + ParamOwner + "=" + url.QueryEscape(owner)
 }
 
 // call makes one request and decodes a successful answer into out unless nil.

@@ -6,6 +6,7 @@ package fleet
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -60,7 +61,9 @@ type Registration struct {
 	Incarnation uint64   `json:"incarnation"` // Unix nanoseconds of the start
 	PID         int64    `json:"pid,omitempty"`
 	Host        string   `json:"host,omitempty"` // host name of the worker
-	Fingerprint string   `json:"fingerprint,omitempty"`
+	// Process is the ProcessMark of PID as the worker sees it, "" when it cannot tell.
+	Process     string `json:"process,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
 	// RelayMark is the RelayMark of the secret by which the worker knows the relay; ""
 	// when it has none, and so takes no part in streams.
 	RelayMark string `json:"relay_mark,omitempty"`
@@ -124,7 +127,8 @@ func (r Registration) Validate() error {
 	return fmt.Errorf("state %q: want %s, %s, %s or %s", r.State, StateReady, StateLoading, StateDraining, StateFailed)
 }
 
-// Lease is the control plane's answer to a Registration.
+// Lease is the control plane's answer to a Registration, and to a rollout that takes a
+// pool.
 type Lease struct {
 	TTLSeconds float64 `json:"ttl_seconds"`
 }
@@ -154,7 +158,20 @@ type WorkerView struct {
 	// Fingerprint is that of weights and KV layout, "" when unknown. Streams move
 	// between equal ones only.
 	Fingerprint string `json:"fingerprint,omitempty"`
+	// State is what the worker says of itself, StateReady and so on, whether it is
+	// drained or not; "" for a server that says nothing.
+	State string `json:"state,omitempty"`
+	// Host and Process are those of its Registration.
+	Host    string `json:"host,omitempty"`
+	Process string `json:"process,omitempty"`
 }
+
+// ParamOwner is the query parameter of PUT and DELETE /v1/pools/{pool}/rollout that says
+// whose the lease is.
+const ParamOwner = "owner"
+
+// ErrLeased says that another rollout has the lease of the pool.
+var ErrLeased = errors.New("another rollout of this pool is under way")
 
 // ParamStreams is the query parameter of POST /v1/workers/{id}/drain that says what
 // becomes of the worker's running streams: absent, they move; StreamsKeep, they end
@@ -231,4 +248,25 @@ type MoveView struct {
 // StreamList is the body of GET /v1/streams.
 type StreamList struct {
 	Streams []StreamView `json:"streams"`
+	// Attempts is what came of those that ended, by worker, sorted by its id.
+	Attempts []AttemptView `json:"attempts,omitempty"`
+}
+
+// AttemptView counts what one gateway had from one worker since the gateway started.
+type AttemptView struct {
+	Worker string `json:"worker"`
+	OK     int64  `json:"ok"` // whole answers
+	// Broken are those that the worker failed: not reached, an error, cut, malformed, too
+	// late. What a client broke off or the gateway moved is in neither.
+	Broken int64 `json:"broken"`
+}
+
+// AttemptsAt are those of one worker.
+func (l StreamList) AttemptsAt(worker string) AttemptView {
+	for _, a := range l.Attempts {
+		if a.Worker == worker {
+			return a
+		}
+	}
+	return AttemptView{Worker: worker}
 }

@@ -62,6 +62,7 @@ type RedisHealth struct {
 	KVUsage     float64  `json:"kv_cache_usage,omitempty"` // 0..1
 	PID         int64    `json:"pid,omitempty"`
 	Hostname    string   `json:"hostname,omitempty"` // of the machine, for people
+	Process     string   `json:"process,omitempty"`  // as in Registration
 }
 
 // RedisHealthOf says in Redis what r says; load and memory are left to the caller.
@@ -69,7 +70,7 @@ func RedisHealthOf(r Registration, now time.Time) RedisHealth {
 	h := RedisHealth{
 		WorkerID: r.ID, Model: r.Model, Zone: r.Zone, Timestamp: float64(now.UnixMilli()) / 1000,
 		Incarnation: r.Incarnation, Pool: r.Pool, Engine: r.Engine, Aliases: r.Aliases,
-		Fingerprint: r.Fingerprint, RelayMark: r.RelayMark, Reason: r.Reason, PID: r.PID, Hostname: r.Host,
+		Fingerprint: r.Fingerprint, RelayMark: r.RelayMark, Reason: r.Reason, PID: r.PID, Hostname: r.Host, Process: r.Process,
 	}
 	if a, err := netip.ParseAddrPort(r.Address); err == nil {
 		h.Host, h.Port = a.Addr().String(), int(a.Port())
@@ -104,7 +105,7 @@ func ParseRedisHealth(id string, raw []byte) (RedisHealth, error) {
 		Running: count("num_running_requests"), Waiting: count("num_waiting_requests"), AvgLatencyMS: num("avg_inference_latency_ms"),
 		Host: looseText(fields["host"]), Port: count("port"), Pool: looseText(fields["pool"]), Engine: looseText(fields["engine"]),
 		Fingerprint: looseText(fields["fingerprint"]), RelayMark: looseText(fields["relay_mark"]), Reason: looseText(fields["reason"]),
-		KVUsage: min(max(num("kv_cache_usage"), 0), 1), PID: int64(num("pid")), Hostname: looseText(fields["hostname"]),
+		KVUsage: min(max(num("kv_cache_usage"), 0), 1), PID: int64(num("pid")), Hostname: looseText(fields["hostname"]), Process: looseText(fields["process"]),
 	}
 	h.Incarnation, _ = strconv.ParseUint(strings.Trim(string(fields["incarnation"]), `"`), 10, 64)
 	// Aliases of another shape are none.

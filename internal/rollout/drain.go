@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,31 +14,20 @@ import (
 type Mesh interface {
 	// Workers lists all workers the control plane knows.
 	Workers(ctx context.Context) ([]fleet.WorkerView, error)
-	// Streams lists the requests that the gateway carries now.
-	Streams(ctx context.Context) ([]fleet.StreamView, error)
+	// Streams lists the requests that the gateway carries now, and what came of those
+	// that it has carried.
+	Streams(ctx context.Context) (fleet.StreamList, error)
 	// Minimum is how many workers of a pool must keep taking requests.
 	Minimum(ctx context.Context, pool string) (int, error)
 	// SetDrain sets or lifts a worker's drain. It is stored when SetDrain returns.
 	SetDrain(ctx context.Context, id string, on, keepStreams bool) error
-	// Restart has a worker started anew. It may return before that is done.
+	// Restart has a worker started anew. It may return before that is done. The worker may
+	// be away: then its incarnation and its process are 0.
 	Restart(ctx context.Context, w fleet.WorkerView) error
 }
 
 // ErrUnknown says that the control plane knows no such worker.
 var ErrUnknown = errors.New("no such worker")
-
-// DrainConfig says how to empty a worker. Zero values take the default named at the
-// field.
-type DrainConfig struct {
-	// Timeout is how long it may take; 300 s.
-	Timeout time.Duration
-	// KeepStreams lets running streams end where they are instead of moving them.
-	KeepStreams bool
-	// Poll is the time between two looks; 100 ms.
-	Poll time.Duration
-	// Progress is told of every change; nil for nobody.
-	Progress func(Left)
-}
 
 // Left is what a worker that is being emptied still has to do.
 type Left struct {
@@ -74,8 +62,10 @@ func (e *NotEmptyError) Error() string {
 // Drain drains a worker and returns when nothing runs there any more. The drain
 // stays set, whatever Drain returns.
 func Drain(ctx context.Context, m Mesh, id string, c DrainConfig) (Drained, error) {
-	c.Timeout, c.Poll = cmp.Or(c.Timeout, 300*time.Second), cmp.Or(c.Poll, 100*time.Millisecond)
 	d := Drained{Worker: id, KeptStreams: c.KeepStreams}
+	if err := c.Validate(); err != nil {
+		return d, err
+	}
 	left, err := leftAt(ctx, m, id)
 	if err != nil {
 		return d, err
@@ -116,17 +106,22 @@ func leftAt(ctx context.Context, m Mesh, id string) (Left, error) {
 	if err != nil {
 		return Left{}, err
 	}
-	streams, err := m.Streams(ctx)
+	list, err := m.Streams(ctx)
 	if err != nil {
 		return Left{}, err
 	}
-	left := Left{Worker: id, Requests: int(w.Running) + int(w.Waiting)}
-	for _, s := range streams {
+	return Left{Worker: id, Requests: int(w.Running) + int(w.Waiting), Streams: carried(list, id)}, nil
+}
+
+// carried counts the requests that a worker carries for the gateway.
+func carried(list fleet.StreamList, id string) int {
+	n := 0
+	for _, s := range list.Streams {
 		if s.Worker == id {
-			left.Streams++
+			n++
 		}
 	}
-	return left, nil
+	return n
 }
 
 // find looks one worker up.

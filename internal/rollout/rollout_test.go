@@ -34,13 +34,22 @@ type fakeWorker struct {
 	drained time.Time // when its streams move away, zero for never
 	back    time.Time // when it comes back from its restart
 	slow    time.Duration
+	// attempts are what the gateway has counted by now, nil for none.
+	attempts func() fleet.AttemptView
+}
+
+// within are the defaults with another time to be ready.
+func within(ready time.Duration) Config {
+	c := Defaults()
+	c.Ready = ready
+	return c
 }
 
 func newMesh(fingerprints ...string) *fakeMesh {
 	m := &fakeMesh{list: map[string]*fakeWorker{}, minimum: 1, fewest: len(fingerprints)}
 	for i, f := range fingerprints {
 		id := fmt.Sprintf("w%d", i)
-		m.list[id] = &fakeWorker{WorkerView: fleet.WorkerView{ID: id, Pool: "main", Status: "HEALTHY", Incarnation: 1, Fingerprint: f}, streams: 3}
+		m.list[id] = &fakeWorker{WorkerView: fleet.WorkerView{ID: id, Pool: "main", Status: "HEALTHY", Incarnation: 100, Fingerprint: f}, streams: 3}
 	}
 	return m
 }
@@ -64,7 +73,7 @@ func (m *fakeMesh) Workers(context.Context) ([]fleet.WorkerView, error) {
 		}
 		w.Running = uint32(w.streams)
 		v := w.WorkerView
-		if w.Drained {
+		if v.State = fleet.StateReady; w.Drained {
 			v.Status = "DRAINING"
 		}
 		if takes(v) {
@@ -77,11 +86,14 @@ func (m *fakeMesh) Workers(context.Context) ([]fleet.WorkerView, error) {
 	return out, nil
 }
 
-func (m *fakeMesh) Streams(context.Context) ([]fleet.StreamView, error) {
-	var out []fleet.StreamView
+func (m *fakeMesh) Streams(context.Context) (fleet.StreamList, error) {
+	var out fleet.StreamList
 	for _, w := range m.list {
 		for range w.streams {
-			out = append(out, fleet.StreamView{Worker: w.ID})
+			out.Streams = append(out.Streams, fleet.StreamView{Worker: w.ID})
+		}
+		if w.attempts != nil {
+			out.Attempts = append(out.Attempts, w.attempts())
 		}
 	}
 	return out, nil
@@ -101,6 +113,9 @@ func (m *fakeMesh) SetDrain(_ context.Context, id string, on, keep bool) error {
 		return err
 	}
 	w := m.list[id]
+	if now := time.Now(); on && !w.Drained && now.Before(w.back) {
+		return errors.New("no such worker: it is away") // as the control plane has it
+	}
 	w.Drained = on
 	if on && w.streams > 0 {
 		w.drained = time.Now().Add(time.Second)
@@ -139,7 +154,7 @@ func (m *fakeMesh) planFor(t *testing.T, n int) *Plan {
 	for i := range n {
 		ids = append(ids, fmt.Sprintf("w%d", i))
 	}
-	p, err := NewPlan(list, ids)
+	p, err := NewPlan(list, ids, Plan{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +172,7 @@ func TestRunOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh("a", "a", "a")
 		p := m.planFor(t, 3)
-		if err := Run(t.Context(), m, p, Config{}); err != nil {
+		if err := Run(t.Context(), m, p, Defaults()); err != nil {
 			t.Fatal(err)
 		}
 		m.wants(t, "drain w0", "restart w0", "undrain w0", "drain w1", "restart w1", "undrain w1", "drain w2", "restart w2", "undrain w2")
@@ -173,7 +188,7 @@ func TestLastOfItsWeightsKeepsItsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh("old", "old", "old")
 		m.restarted = func(w *fakeWorker) { w.Fingerprint = "new" }
-		if err := Run(t.Context(), m, m.planFor(t, 3), Config{}); err != nil {
+		if err := Run(t.Context(), m, m.planFor(t, 3), Defaults()); err != nil {
 			t.Fatal(err)
 		}
 		m.wants(t, "drain w0", "restart w0", "undrain w0", "drain w1", "restart w1", "undrain w1", "drain w2 keeping", "restart w2", "undrain w2")
@@ -196,7 +211,7 @@ func TestBoundsStopTheRollout(t *testing.T) {
 				m.restarted = c.restarted
 				m.list["w0"].slow = c.slow
 				p := m.planFor(t, 2)
-				err := Run(t.Context(), m, p, Config{Ready: time.Minute})
+				err := Run(t.Context(), m, p, within(time.Minute))
 				if b, ok := errors.AsType[*BoundError](err); !ok || b.Worker != "w0" || !strings.Contains(b.Reason, c.reason) {
 					t.Fatalf("got %v, want a bound of w0: %s", err, c.reason)
 				}
@@ -222,12 +237,12 @@ func TestRollback(t *testing.T) {
 			}
 		}
 		p := m.planFor(t, 3)
-		if err := Run(t.Context(), m, p, Config{}); err == nil {
+		if err := Run(t.Context(), m, p, Defaults()); err == nil {
 			t.Fatal("a worker that fails all requests passed")
 		}
 		m.events, m.restarted = nil, func(w *fakeWorker) { w.Fingerprint, w.ErrorRate = "old", 0 }
 		back := p.Back()
-		if err := Run(t.Context(), m, &back, Config{}); err != nil {
+		if err := Run(t.Context(), m, &back, Defaults()); err != nil {
 			t.Fatal(err)
 		}
 		// w1 takes nothing, but its streams are of the new weights, which w0 has too.
@@ -244,7 +259,8 @@ func TestGoesOnAfterAnInterruption(t *testing.T) {
 			p := m.planFor(t, 2)
 			stored := *p
 			stored.Steps = slices.Clone(p.Steps)
-			c := Config{Save: func(p Plan) error { stored.Steps = slices.Clone(p.Steps); return nil }}
+			c := Defaults()
+			c.Save = func(p Plan) error { stored.Steps = slices.Clone(p.Steps); return nil }
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n)*1300*time.Millisecond)
 			defer cancel()
 			err := Run(ctx, m, p, c)
@@ -271,7 +287,7 @@ func TestMinimumIsKept(t *testing.T) {
 		m := newMesh("a", "a")
 		m.minimum = 1
 		m.list["w1"].Status = "TIMEOUT"
-		err := Run(t.Context(), m, m.planFor(t, 1), Config{Ready: time.Minute})
+		err := Run(t.Context(), m, m.planFor(t, 1), within(time.Minute))
 		if err == nil || !strings.Contains(err.Error(), "0 other workers") || len(m.events) != 0 {
 			t.Errorf("%v, %v; want an error and w0 untouched", err, m.events)
 		}
@@ -283,7 +299,9 @@ func TestDrainThatTakesTooLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh("a", "b")
 		p := m.planFor(t, 1)
-		err := Run(t.Context(), m, p, Config{Drain: DrainConfig{Timeout: 10 * time.Second}})
+		c := Defaults()
+		c.Drain.Timeout = 10 * time.Second
+		err := Run(t.Context(), m, p, c)
 		if e, ok := errors.AsType[*NotEmptyError](err); !ok || e.Streams != 3 {
 			t.Fatalf("got %v, want 3 streams left", err)
 		}
@@ -298,30 +316,40 @@ func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh("a", "a")
 		var seen []Left
-		d, err := Drain(t.Context(), m, "w0", DrainConfig{Progress: func(l Left) { seen = append(seen, l) }})
+		c := DrainDefaults()
+		c.Progress = func(l Left) { seen = append(seen, l) }
+		d, err := Drain(t.Context(), m, "w0", c)
 		if err != nil || d.Streams != 3 || d.Seconds < 1 || d.Seconds > 1.5 {
 			t.Errorf("%+v, %v", d, err)
 		}
 		if d := cmp.Diff([]Left{{"w0", 3, 3}, {"w0", 0, 0}}, seen); d != "" {
 			t.Errorf("progress (-want +got):\n%s", d)
 		}
-		if _, err := Drain(t.Context(), m, "w9", DrainConfig{}); !errors.Is(err, ErrUnknown) {
+		if _, err := Drain(t.Context(), m, "w9", DrainDefaults()); !errors.Is(err, ErrUnknown) {
 			t.Errorf("drain of nobody: %v", err)
 		}
 		stored := errors.New("disk is full")
 		m.fail = func(string) error { return stored }
-		if _, err := Drain(t.Context(), m, "w1", DrainConfig{}); !errors.Is(err, stored) {
+		if _, err := Drain(t.Context(), m, "w1", DrainDefaults()); !errors.Is(err, stored) {
 			t.Errorf("drain that could not be stored: %v", err)
 		}
 	})
 }
 
 func TestNewPlan(t *testing.T) {
-	list := []fleet.WorkerView{{ID: "w0"}, {ID: "w1"}}
-	if _, err := NewPlan(list, []string{"w0", "w0"}); err == nil {
+	list := []fleet.WorkerView{{ID: "w0", Incarnation: 100}, {ID: "w1", Incarnation: 100}, {ID: "server", Incarnation: fleet.ForeignIncarnation}}
+	if _, err := NewPlan(list, []string{"w0", "w0"}, Plan{}); err == nil {
 		t.Error("a worker named twice was taken")
 	}
-	if _, err := NewPlan(list, []string{"w2"}); !errors.Is(err, ErrUnknown) {
+	if _, err := NewPlan(list, []string{"w2"}, Plan{}); !errors.Is(err, ErrUnknown) {
 		t.Errorf("unknown worker: %v", err)
+	}
+	if _, err := NewPlan(list, []string{"server"}, Plan{}); err == nil || !strings.Contains(err.Error(), "tells nothing of its starts") {
+		t.Errorf("a server whose starts nobody sees: %v", err)
+	}
+	away := Plan{Steps: []Step{{Worker: "w2", Pool: "main", State: Failed, Incarnation: 7, Drained: true}}}
+	p, err := NewPlan(list, []string{"w2", "w0"}, away)
+	if err != nil || p.Steps[0] != (Step{Worker: "w2", Pool: "main", State: Pending, Incarnation: 7, Drained: true}) || p.Steps[1].Drained {
+		t.Errorf("one that the rollout before left away: %+v, %v", p, err)
 	}
 }

@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,40 +8,6 @@ import (
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
 )
-
-// Config says within which bounds a rollout goes on. Zero values take the default
-// named at the field.
-type Config struct {
-	// Drain is how a worker is emptied. KeepStreams is decided worker by worker
-	// unless set.
-	Drain DrainConfig
-	// Ready is how long a worker may take from its restart until it takes requests;
-	// 600 s. A pool below its minimum is waited for as long.
-	Ready time.Duration
-	// Observe is how long a new worker is watched before the next one's turn; 10 s.
-	Observe time.Duration
-	// MaxErrorRate is the largest share of failed requests meanwhile, 0..1; 0.05.
-	MaxErrorRate float64
-	// Poll is the time between two looks; 200 ms.
-	Poll time.Duration
-	// Save stores the plan before each step; nil for nowhere.
-	Save func(Plan) error
-	// Progress is told what happens, for people; nil for nobody.
-	Progress func(worker, what string)
-}
-
-func (c *Config) setDefaults() {
-	c.Ready = cmp.Or(c.Ready, 600*time.Second)
-	c.Observe = cmp.Or(c.Observe, 10*time.Second)
-	c.MaxErrorRate = cmp.Or(c.MaxErrorRate, 0.05)
-	c.Poll = cmp.Or(c.Poll, 200*time.Millisecond)
-	if c.Save == nil {
-		c.Save = func(Plan) error { return nil }
-	}
-	if c.Progress == nil {
-		c.Progress = func(string, string) {}
-	}
-}
 
 // BoundError is the end of a rollout at a worker that missed a bound.
 type BoundError struct {
@@ -54,23 +19,26 @@ type BoundError struct {
 func (e *BoundError) Error() string { return fmt.Sprintf("%s: %s", e.Worker, e.Reason) }
 
 // Run replaces the workers of p one after the other and notes in p how far it came.
-// Steps that are done are skipped; one that was interrupted goes on. It ends at the
-// first worker that misses a bound, with a *BoundError; that worker stays drained.
+// Steps that are done are skipped; one that was interrupted goes on, and one whose
+// worker is away begins with its restart. It ends at the first worker that misses a
+// bound, with a *BoundError; that worker stays drained. With any other error, a worker
+// that was only drained is given back.
 func Run(ctx context.Context, m Mesh, p *Plan, c Config) error {
-	c.setDefaults()
-	r := runner{m: m, p: p, c: c}
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	r := newRunner(m, p, c)
 	for i := range p.Steps {
 		s := &p.Steps[i]
 		if s.State == Done {
 			continue
 		}
 		err := r.replace(ctx, s)
-		bound, ok := errors.AsType[*BoundError](err)
-		if ok {
-			s.State, s.Reason = Failed, bound.Reason
-			// Users should not meet it while somebody decides. Its own streams stay: they
-			// are of the new version, which may run nowhere else.
-			err = errors.Join(err, r.c.Save(*p), m.SetDrain(ctx, s.Worker, true, true))
+		if bound, ok := errors.AsType[*BoundError](err); ok {
+			return errors.Join(err, r.fail(ctx, s, bound.Reason))
+		}
+		if err != nil && s.State == Draining {
+			err = errors.Join(err, r.giveBack(ctx, s))
 		}
 		if err != nil {
 			return err
@@ -86,36 +54,97 @@ type runner struct {
 	c Config
 }
 
+func newRunner(m Mesh, p *Plan, c Config) *runner {
+	if c.Save == nil {
+		c.Save = func(Plan) error { return nil }
+	}
+	if c.Progress == nil {
+		c.Progress = func(string, string) {}
+	}
+	return &runner{m: m, p: p, c: c}
+}
+
 // enter notes a step's next state.
 func (r *runner) enter(s *Step, state State) error {
 	s.State = state
 	return r.c.Save(*r.p)
 }
 
-// replace takes one worker through all of its states.
-func (r *runner) replace(ctx context.Context, s *Step) error {
-	w, err := find(ctx, r.m, s.Worker)
-	away := errors.Is(err, ErrUnknown) // in the middle of its restart, for instance
-	if err != nil && !away {
+// fail ends a step. Users should not meet the worker while somebody decides. Its own
+// streams stay: they are of the new version, which may run nowhere else.
+func (r *runner) fail(ctx context.Context, s *Step, why string) error {
+	s.Reason, s.Drained = why, !s.Held
+	err := r.enter(s, Failed)
+	if s.Held {
 		return err
 	}
-	restarted := !away && w.Incarnation != s.Incarnation
-	if s.State == Failed || s.State == Pending {
-		// Anew, from what the worker is by now.
-		s.State, s.Reason, s.Incarnation, s.Fingerprint, restarted = Pending, "", w.Incarnation, w.Fingerprint, false
+	drained := r.m.SetDrain(ctx, s.Worker, true, true)
+	if _, away := find(ctx, r.m, s.Worker); drained != nil && errors.Is(away, ErrUnknown) {
+		drained = nil // it takes no requests as it is
 	}
-	if away && s.State != Restarting {
-		return fmt.Errorf("%w: %s", ErrUnknown, s.Worker)
+	return errors.Join(err, drained)
+}
+
+// giveBackTime is how long an ended rollout tries to give a worker back.
+const giveBackTime = 5 * time.Second
+
+// giveBack lets a worker that was only drained take requests again.
+func (r *runner) giveBack(ctx context.Context, s *Step) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTime)
+	defer cancel()
+	if s.Drained {
+		if err := r.m.SetDrain(ctx, s.Worker, false, false); err != nil {
+			return fmt.Errorf("%s is still drained: %w", s.Worker, err)
+		}
+		s.Drained = false
+		r.c.Progress(s.Worker, "takes requests again")
 	}
-	if (s.State == Pending || s.State == Draining) && !restarted {
-		if err := r.empty(ctx, s); err != nil {
-			return err
+	return r.enter(s, Pending)
+}
+
+// GiveBack lifts the drains that an interrupted rollout left at workers which it did not
+// restart, and returns their ids.
+func GiveBack(ctx context.Context, m Mesh, p *Plan, c Config) ([]string, error) {
+	var ids []string
+	r := newRunner(m, p, c)
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if s.State != Draining || !s.Drained {
+			continue
+		}
+		if err := r.giveBack(ctx, s); err != nil {
+			return ids, err
+		}
+		ids = append(ids, s.Worker)
+	}
+	return ids, nil
+}
+
+// mostTries is how often one worker is drained until it can be restarted.
+const mostTries = 10
+
+// replace takes one worker through all of its states.
+func (r *runner) replace(ctx context.Context, s *Step) error {
+	switch s.State {
+	case Failed: // anew, from what the worker is by now
+		s.State, s.Reason = Pending, ""
+	case Restarting:
+		// A restart that was asked for before an interruption is not asked for again,
+		// unless the worker of before is plainly still there.
+		w, err := find(ctx, r.m, s.Worker)
+		if err == nil && w.Incarnation == s.Incarnation {
+			s.State = Draining
 		}
 	}
-	// A restart that was asked for before an interruption is not asked for again,
-	// unless the worker of before is plainly still there.
-	if s.State != Observing && !restarted && !away {
-		if err := r.restart(ctx, s); err != nil {
+	for tries := 0; s.State == Pending || s.State == Draining; tries++ {
+		if tries == mostTries {
+			return fmt.Errorf("%s could not be emptied and restarted in %d tries: it keeps starting by itself, or its pool keeps losing others", s.Worker, tries)
+		}
+		counts, err := r.empty(ctx, s)
+		if err == nil {
+			err = r.restart(ctx, s, counts)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -124,33 +153,54 @@ func (r *runner) replace(ctx context.Context, s *Step) error {
 			return err
 		}
 	}
-	if err := r.observe(ctx, s); err != nil {
+	if s.Held {
+		r.c.Progress(s.Worker, "ready; it stays drained, as an operator had drained it before")
+	} else if err := r.observe(ctx, s); err != nil {
 		return err
 	}
 	r.c.Progress(s.Worker, "done")
 	return r.enter(s, Done)
 }
 
-// empty waits until the pool can do without the worker and drains it.
-func (r *runner) empty(ctx context.Context, s *Step) error {
-	others, err := r.room(ctx, s)
-	if err != nil {
-		return err
+// empty waits until the pool can do without the worker and drains it. counts says that
+// the pool has one less by it: a worker that is away or took nothing is not missed.
+func (r *runner) empty(ctx context.Context, s *Step) (counts bool, err error) {
+	w, err := find(ctx, r.m, s.Worker)
+	if errors.Is(err, ErrUnknown) {
+		r.c.Progress(s.Worker, "is away; there is nothing to drain")
+		return false, nil
 	}
+	if err != nil {
+		return false, err
+	}
+	counts = takes(w) || s.State == Draining && s.Drained
+	if s.see(w); !s.Drained {
+		s.Held = w.Drained
+	}
+	others, err := r.room(ctx, s, counts)
+	if err != nil {
+		return counts, err
+	}
+	s.Drained = !s.Held
 	if err := r.enter(s, Draining); err != nil {
-		return err
+		return counts, err
 	}
 	c := r.c.Drain
 	what := "draining; its streams move"
-	if c.KeepStreams = c.KeepStreams || !heir(others, *s); c.KeepStreams {
+	if c.KeepStreams {
+		what = "draining; its streams end here"
+	} else if c.KeepStreams = !heir(others, *s); c.KeepStreams {
 		what = "draining; its streams end here, since no other worker has its weights"
 	}
 	r.c.Progress(s.Worker, what)
-	_, err = Drain(ctx, r.m, s.Worker, c)
-	if _, ok := errors.AsType[*NotEmptyError](err); ok {
-		return errors.Join(err, r.m.SetDrain(ctx, s.Worker, false, false), r.enter(s, Pending))
+	if _, err = Drain(ctx, r.m, s.Worker, c); err == nil {
+		return counts, nil
 	}
-	return err
+	if _, gone := find(ctx, r.m, s.Worker); errors.Is(gone, ErrUnknown) {
+		r.c.Progress(s.Worker, "left while it was being drained")
+		return counts, nil
+	}
+	return counts, err
 }
 
 // heir reports whether another worker can go on with the streams of s.
@@ -163,25 +213,18 @@ func heir(others []fleet.WorkerView, s Step) bool {
 	return false
 }
 
-// room waits until enough other workers of the pool take requests, and returns them.
-func (r *runner) room(ctx context.Context, s *Step) ([]fleet.WorkerView, error) {
-	least, err := r.m.Minimum(ctx, s.Pool)
-	if err != nil {
-		return nil, err
-	}
+// room waits until enough other workers of the pool take requests, and returns them. The
+// worker itself takes requests meanwhile. Nothing is waited for unless it counts.
+func (r *runner) room(ctx context.Context, s *Step, counts bool) ([]fleet.WorkerView, error) {
 	for begin, said := time.Now(), false; ; said = true {
-		list, err := r.m.Workers(ctx)
-		if err != nil {
-			return nil, err
+		others, least, err := r.others(ctx, s)
+		if err != nil || len(others) >= least || !counts {
+			return others, err
 		}
-		var others []fleet.WorkerView
-		for _, w := range list {
-			if w.Pool == s.Pool && w.ID != s.Worker && takes(w) {
-				others = append(others, w)
+		if s.Drained {
+			if err := r.giveBack(ctx, s); err != nil {
+				return nil, err
 			}
-		}
-		if len(others) >= least {
-			return others, nil
 		}
 		if !said {
 			r.c.Progress(s.Worker, fmt.Sprintf("waiting: without it %d workers of pool %s would take requests, at least %d must", len(others), s.Pool, least))
@@ -195,14 +238,49 @@ func (r *runner) room(ctx context.Context, s *Step) ([]fleet.WorkerView, error) 
 	}
 }
 
+// others are the other workers of the pool that take requests, and how many must.
+func (r *runner) others(ctx context.Context, s *Step) (others []fleet.WorkerView, least int, err error) {
+	if least, err = r.m.Minimum(ctx, s.Pool); err != nil {
+		return nil, 0, err
+	}
+	list, err := r.m.Workers(ctx)
+	for _, w := range list {
+		if w.Pool == s.Pool && w.ID != s.Worker && takes(w) {
+			others = append(others, w)
+		}
+	}
+	return others, least, err
+}
+
 // takes reports whether a worker takes new requests.
 func takes(w fleet.WorkerView) bool { return w.Status == "HEALTHY" || w.Status == "DEGRADED" }
 
-// restart has the worker started anew.
-func (r *runner) restart(ctx context.Context, s *Step) error {
-	w, err := find(ctx, r.m, s.Worker)
-	if err != nil {
+// restart has the worker started anew. When the pool lost others during the drain, it
+// gives the worker back instead, and the step is pending again.
+func (r *runner) restart(ctx context.Context, s *Step, counts bool) error {
+	w, err := r.present(ctx, s)
+	away := errors.Is(err, ErrUnknown)
+	if err != nil && !away {
 		return err
+	}
+	if !away && w.Incarnation != s.Incarnation {
+		r.c.Progress(s.Worker, "started by itself while it was drained; that is no restart")
+		return nil // to be emptied again
+	}
+	if counts && !away {
+		others, least, err := r.others(ctx, s)
+		if err != nil {
+			return err
+		}
+		if len(others) < least {
+			r.c.Progress(s.Worker, fmt.Sprintf("not restarted: while it was drained, pool %s fell to %d other workers that take requests, at least %d must", s.Pool, len(others), least))
+			return r.giveBack(ctx, s)
+		}
+	}
+	if away {
+		w = fleet.WorkerView{ID: s.Worker, Pool: s.Pool, Model: s.Model, Address: s.Address, Fingerprint: s.Fingerprint}
+	} else {
+		s.see(w)
 	}
 	if err := r.enter(s, Restarting); err != nil {
 		return err
@@ -214,61 +292,19 @@ func (r *runner) restart(ctx context.Context, s *Step) error {
 	return nil
 }
 
-// ready waits for a new start of the worker that takes requests.
-func (r *runner) ready(ctx context.Context, s *Step) error {
-	begin, undrained, seen := time.Now(), false, "it did not come back"
-	for {
-		w, err := find(ctx, r.m, s.Worker)
-		switch {
-		case errors.Is(err, ErrUnknown): // it left, and has not come back
-		case err != nil:
-			return err
-		case w.Incarnation == s.Incarnation: // the old one still
-		case !undrained:
-			if err := r.m.SetDrain(ctx, s.Worker, false, false); err != nil {
-				return err
-			}
-			undrained = true
-			r.c.Progress(s.Worker, "started; waiting until it is ready")
-			continue
-		case takes(w):
-			s.Now = w.Fingerprint
-			return r.enter(s, Observing)
-		default:
-			seen = "it is " + w.Status
-			if w.Reason != "" {
-				seen += ", " + w.Reason
-			}
-		}
-		if time.Since(begin) >= r.c.Ready {
-			return &BoundError{s.Worker, fmt.Sprintf("not ready %v after its restart: %s", r.c.Ready, seen)}
-		}
-		if err := sleep(ctx, r.c.Poll); err != nil {
-			return err
-		}
-	}
-}
+// comeback is how long a worker that died while it was drained is given to start again
+// by itself: what comes back is the old version, and is to be restarted like any other.
+const comeback = 5 * time.Second
 
-// observe watches the new worker under traffic.
-func (r *runner) observe(ctx context.Context, s *Step) error {
-	r.c.Progress(s.Worker, fmt.Sprintf("ready; watched for %v", r.c.Observe))
+// present finds the worker. One that left during its drain is waited for.
+func (r *runner) present(ctx context.Context, s *Step) (fleet.WorkerView, error) {
 	for begin := time.Now(); ; {
 		w, err := find(ctx, r.m, s.Worker)
-		switch {
-		case errors.Is(err, ErrUnknown):
-			return &BoundError{s.Worker, "it left again"}
-		case err != nil:
-			return err
-		case !takes(w):
-			return &BoundError{s.Worker, fmt.Sprintf("it was ready and is %s now, %s", w.Status, cmp.Or(w.Reason, "no reason given"))}
-		case w.ErrorRate > r.c.MaxErrorRate:
-			return &BoundError{s.Worker, fmt.Sprintf("%.1f %% of its requests fail, at most %.1f %% may", w.ErrorRate*100, r.c.MaxErrorRate*100)}
-		}
-		if time.Since(begin) >= r.c.Observe {
-			return nil
+		if !errors.Is(err, ErrUnknown) || s.State != Draining || time.Since(begin) >= comeback {
+			return w, err
 		}
 		if err := sleep(ctx, r.c.Poll); err != nil {
-			return err
+			return w, err
 		}
 	}
 }

@@ -94,6 +94,36 @@ func TestRollingRestart(t *testing.T) {
 	} else {
 		t.Logf("%d answers, %.0f moves", n, moved)
 	}
+	stopsAtBrokenStreams(t, m)
+}
+
+// stopsAtBrokenStreams rolls a worker out that cuts its streams: clients see nothing of
+// it, since another goes on, and the rollout stops all the same.
+func stopsAtBrokenStreams(t *testing.T, m *testmesh.Mesh) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				cut := ask{path: "/completions", body: `{"model":"sim-1","prompt":"p","max_tokens":20,"ignore_eos":true,"stream":true,"sim":{"cut_at":4,"attempt":1}}`}
+				if got, err := streamed(context.WithoutCancel(ctx), m, cut, nil); err != nil || !got.done {
+					t.Errorf("a client saw the cut: %+v, %v", got, err)
+				}
+			}
+		})
+	}
+	c := exec.Command(bin, "rollout", "worker-1", "--observe", "2m")
+	c.Dir = m.Dir
+	out, err := c.CombinedOutput()
+	cancel()
+	all.Wait()
+	if err == nil || !strings.Contains(string(out), "worker-1: it broke ") {
+		t.Errorf("rollout of a worker that cuts its streams: %v: %s", err, out)
+	}
+	if w := m.Worker(t, "worker-1"); !w.Drained {
+		t.Errorf("worker-1 is %s after it failed, want it drained", w.Status)
+	}
 }
 
 // A worker with 100 live streams is empty soon after its drain, and none of them broke.

@@ -349,7 +349,7 @@ func (r *Redis) registration(id string, raw rawEntry) (h fleet.RedisHealth, reg 
 	reg = fleet.Registration{
 		ID: id, Address: at.addr, Pool: h.Pool, Zone: h.Zone, Model: h.Model, Aliases: h.Aliases,
 		Engine: cmp.Or(h.Engine, "openai"), Incarnation: max(h.Incarnation, fleet.ForeignIncarnation),
-		PID: h.PID, Host: h.Hostname, Fingerprint: h.Fingerprint, RelayMark: h.RelayMark, Via: fleet.ViaRedis,
+		PID: h.PID, Host: h.Hostname, Process: h.Process, Fingerprint: h.Fingerprint, RelayMark: h.RelayMark, Via: fleet.ViaRedis,
 	}
 	reg.State, reg.Reason = h.State()
 	if raw.status == fleet.RedisDraining {

@@ -1,0 +1,88 @@
+package rollout
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet"
+)
+
+// ready waits for a new start of the worker that takes requests, or that could if an
+// operator did not hold it drained.
+func (r *runner) ready(ctx context.Context, s *Step) error {
+	begin, undrained, seen := time.Now(), false, "it did not come back"
+	for {
+		w, err := find(ctx, r.m, s.Worker)
+		if err == nil && w.Drained && !s.Drained && !undrained {
+			s.Held = true // by an operator, while it was away
+		}
+		switch {
+		case errors.Is(err, ErrUnknown): // it left, and has not come back
+		case err != nil:
+			return err
+		case w.Incarnation == s.Incarnation: // the old one still
+		case !undrained && !s.Held:
+			if err := r.m.SetDrain(ctx, s.Worker, false, false); err != nil {
+				return err
+			}
+			undrained = true
+			r.c.Progress(s.Worker, "started; waiting until it is ready")
+			continue
+		case takes(w), s.Held && w.State == fleet.StateReady:
+			s.Now, s.Drained = w.Fingerprint, false
+			return r.enter(s, Observing)
+		default:
+			seen = "it is " + w.Status
+			if w.Reason != "" {
+				seen += ", " + w.Reason
+			}
+		}
+		if time.Since(begin) >= r.c.Ready {
+			return &BoundError{s.Worker, fmt.Sprintf("not ready %v after its restart: %s", r.c.Ready, seen)}
+		}
+		if err := sleep(ctx, r.c.Poll); err != nil {
+			return err
+		}
+	}
+}
+
+// observe watches the new worker under traffic: what it says of itself, and what became
+// of the answers that the gateway had from it.
+func (r *runner) observe(ctx context.Context, s *Step) error {
+	r.c.Progress(s.Worker, fmt.Sprintf("ready; watched for %v", r.c.Observe))
+	var base *fleet.AttemptView
+	for begin := time.Now(); ; {
+		w, err := find(ctx, r.m, s.Worker)
+		switch {
+		case errors.Is(err, ErrUnknown):
+			return &BoundError{s.Worker, "it left again"}
+		case err != nil:
+			return err
+		case !takes(w):
+			return &BoundError{s.Worker, fmt.Sprintf("it was ready and is %s now, %s", w.Status, cmp.Or(w.Reason, "no reason given"))}
+		case w.ErrorRate > r.c.MaxErrorRate:
+			return &BoundError{s.Worker, fmt.Sprintf("%.1f %% of its requests fail, at most %.1f %% may", w.ErrorRate*100, r.c.MaxErrorRate*100)}
+		}
+		list, err := r.m.Streams(ctx)
+		if err != nil {
+			return err
+		}
+		now := list.AttemptsAt(s.Worker)
+		if base == nil || now.OK < base.OK || now.Broken < base.Broken { // another gateway counts anew
+			base = &now
+		}
+		broken, all := now.Broken-base.Broken, now.OK-base.OK+now.Broken-base.Broken+int64(carried(list, s.Worker))
+		if float64(broken) > r.c.MaxErrorRate*float64(all) {
+			return &BoundError{s.Worker, fmt.Sprintf("it broke %d of the %d answers that the gateway asked it for, at most %.1f %% may break", broken, all, r.c.MaxErrorRate*100)}
+		}
+		if time.Since(begin) >= r.c.Observe {
+			return nil
+		}
+		if err := sleep(ctx, r.c.Poll); err != nil {
+			return err
+		}
+	}
+}
