@@ -121,8 +121,10 @@ func stopsAtBrokenStreams(t *testing.T, m *testmesh.Mesh) {
 	if err == nil || !strings.Contains(string(out), "worker-1: it broke ") {
 		t.Errorf("rollout of a worker that cuts its streams: %v: %s", err, out)
 	}
-	if w := m.Worker(t, "worker-1"); !w.Drained {
-		t.Errorf("worker-1 is %s after it failed, want it drained", w.Status)
+	for _, w := range m.Workers(t) {
+		if w.Drained != (w.ID == "worker-1") {
+			t.Errorf("%s is %s, drained %v; want worker-1 drained, which failed", w.ID, w.Status, w.Drained)
+		}
 	}
 }
 
