@@ -9,6 +9,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/rollout"
 )
 
+// drainCommand makes `kvmesh drain`. An interrupted one leaves the drain set: it is what
+// the operator asked for.
 func drainCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var output string
@@ -69,6 +71,8 @@ func drainHint(err error, worker string) error {
 	return err
 }
 
+// undrainCommand makes `kvmesh undrain`. It also takes a worker that is away, which then
+// takes requests when it is back.
 func undrainCommand(e *env) *cobra.Command {
 	var f meshFlags
 	c := &cobra.Command{

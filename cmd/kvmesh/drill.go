@@ -45,6 +45,8 @@ type drillReport struct {
 	After  string `json:"text_after"`
 }
 
+// drillCommand makes `kvmesh drill`. It fails when the answer did not survive, so that it
+// can stand in a script.
 func drillCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var output string

@@ -24,6 +24,7 @@ const (
 	faultZone    = "zone"
 )
 
+// faultNames lists them in the order of the help text.
 func faultNames() []string {
 	return []string{faultKill, faultHang, faultDrain, faultCorrupt, faultSlow, faultZone}
 }
@@ -82,6 +83,8 @@ func (h *harm) do(ctx context.Context, got *heard) error {
 	return h.zone(w)
 }
 
+// drain drains the worker until the drill is over. One that an operator had drained
+// before takes no requests, so it is never the worker of a drill.
 func (h *harm) drain(ctx context.Context, w fleet.WorkerView) error {
 	h.undos = append(h.undos, func() {
 		if err := h.d.client.Drain(context.WithoutCancel(ctx), w.ID, false); err != nil {

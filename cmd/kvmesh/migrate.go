@@ -15,6 +15,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/fleet"
 )
 
+// migrateCommand makes `kvmesh migrate`. It asks the gateway and does not wait for the
+// first token of the other worker.
 func migrateCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var to string
@@ -69,6 +71,8 @@ func wholeID(ctx context.Context, gateway, part string) (string, error) {
 	return "", fmt.Errorf("%d streams begin with %s: %s and others", len(ids), part, ids[0])
 }
 
+// streamIDs lists the ids of the streams that the gateway carries. They are secrets of
+// their clients, so the gateway tells them on loopback only.
 func streamIDs(ctx context.Context, gateway string) ([]string, error) {
 	var list fleet.StreamList
 	if err := get(ctx, gateway+"/v1/streams", &list); err != nil {
@@ -81,7 +85,8 @@ func streamIDs(ctx context.Context, gateway string) ([]string, error) {
 	return ids, nil
 }
 
-// migrate asks the gateway.
+// migrate asks the gateway to have a stream go on at another worker, that of the id to
+// unless "". The error is the gateway's reason why the stream stays where it is.
 func migrate(ctx context.Context, gateway, id, to string) error {
 	target := gateway + "/v1/streams/" + url.PathEscape(id) + "/migrate"
 	if to != "" {

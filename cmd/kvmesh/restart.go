@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// restartCommand makes `kvmesh restart`, which needs a `kvmesh up` in this folder: it is
+// the one that starts the new process and waits for the old one.
 func restartCommand(e *env) *cobra.Command {
 	handover := 15 * time.Minute
 	c := &cobra.Command{

@@ -20,19 +20,24 @@ import (
 
 // rolloutOptions are the flags of `kvmesh rollout`.
 type rolloutOptions struct {
-	mesh               meshFlags
-	model, pool        string
-	restart, back      string
-	journal, output    string
-	journalFlag        string // as the user gave it, to be repeated in hints
-	dryRun, rollback   bool
-	startOver          bool
-	least              int
-	bounds             rollout.Config
+	mesh        meshFlags
+	model, pool string // "" for all
+	// restart and back are shell commands; "" for SIGTERM, and for the same as restart.
+	restart, back    string
+	journal, output  string
+	journalFlag      string // as the user gave it, to be repeated in hints
+	dryRun, rollback bool
+	startOver        bool
+	least            int // negative for the pool's own minimum
+	bounds           rollout.Config
+	// What the command line names overrides what the journal has.
 	restartGiven       bool
 	rollbackCmdIsGiven bool
 }
 
+// rolloutCommand makes `kvmesh rollout`. All of its work is in internal/rollout, which
+// knows no files and no processes: the command adds the journal, its lock, the pools'
+// leases, and the ways to restart a worker.
 func rolloutCommand(e *env) *cobra.Command {
 	o := rolloutOptions{bounds: rollout.Defaults()}
 	c := &cobra.Command{
@@ -101,6 +106,8 @@ func checkRolloutFlags(flags *pflag.FlagSet, o *rolloutOptions) error {
 		span{"ready-timeout", shortest, anyTime}, span{"observe", 0, anyTime})
 }
 
+// runRollout plans the rollout, refuses what can never be done before anything is
+// touched, and carries it out. With --dry-run nothing is written, locked or leased.
 func runRollout(ctx context.Context, e *env, o *rolloutOptions, args []string) error {
 	js, err := asJSON(o.output)
 	if err != nil {
@@ -169,7 +176,9 @@ func (o *rolloutOptions) alone(ctx context.Context, e *env, m *liveMesh, j *jour
 	return err
 }
 
-// run carries the journal's plan out.
+// run carries the journal's plan out. The journal on disk is ahead of what is done: a
+// step's state is stored before the step begins, so that whoever goes on after a death
+// of this process knows what may have happened. The error's hint says how to go on.
 func (o *rolloutOptions) run(ctx context.Context, e *env, m *liveMesh, j *journal) error {
 	c := o.bounds
 	c.Drain.Progress = func(l rollout.Left) {
@@ -210,6 +219,7 @@ func (o *rolloutOptions) leaveBehind(ctx context.Context, m *liveMesh, j *journa
 	return err
 }
 
+// printPlan prints one line per worker, in the order of their turns.
 func printPlan(e *env, p rollout.Plan, js bool) error {
 	if js {
 		return writeJSON(e.stdout, p)

@@ -87,6 +87,7 @@ func (o *rolloutOptions) continues(old *journal, list []fleet.WorkerView, ids []
 	return !slices.ContainsFunc(ids, func(id string) bool { return !steps[id] })
 }
 
+// has reports whether list has a worker of that id.
 func has(list []fleet.WorkerView, id string) bool {
 	return slices.ContainsFunc(list, func(w fleet.WorkerView) bool { return w.ID == id })
 }
@@ -158,6 +159,8 @@ func (o *rolloutOptions) selected(e *env, list []fleet.WorkerView, before rollou
 	return ids
 }
 
+// save stores the journal so that a crash of this process or of the machine leaves the
+// old or the new one whole. The file names no secrets but what the commands hold.
 func (o *rolloutOptions) save(j *journal, p rollout.Plan) error {
 	j.Plan = p
 	data, err := json.MarshalIndent(j, "", "  ")

@@ -12,6 +12,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/fleet"
 )
 
+// streamsCommand makes `kvmesh streams`, which shows what the gateway carries now, once or
+// again and again.
 func streamsCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var output string
@@ -50,6 +52,7 @@ func streamsCommand(e *env) *cobra.Command {
 	return c
 }
 
+// printStreams prints one line per stream, the oldest first.
 func printStreams(w io.Writer, list []fleet.StreamView) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "ID\tMODEL\tPOOL\tWORKER\tMOVES\tKIND\tEVENTS\tAGE")

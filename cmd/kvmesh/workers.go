@@ -10,6 +10,8 @@ import (
 	"github.com/kvmesh/kvmesh/internal/fleet"
 )
 
+// workersCommand makes `kvmesh workers`: what the control plane makes of each worker, in
+// the words that Envoy has for it.
 func workersCommand(e *env) *cobra.Command {
 	var f meshFlags
 	var output string
@@ -43,6 +45,7 @@ func workersCommand(e *env) *cobra.Command {
 	return c
 }
 
+// printWorkers prints one line per worker, sorted by id as the control plane lists them.
 func printWorkers(w io.Writer, list []fleet.WorkerView) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "ID\tADDRESS\tPID\tZONE\tMODEL\tSTATUS\tWEIGHT\tRUNNING\tWAITING\tKV USE\tREASON")
@@ -53,6 +56,7 @@ func printWorkers(w io.Writer, list []fleet.WorkerView) error {
 	return t.Flush()
 }
 
+// pidText is a process id, or a dash for a worker whose process is not known.
 func pidText(pid int64) string {
 	if pid == 0 {
 		return "-"
@@ -60,6 +64,7 @@ func pidText(pid int64) string {
 	return fmt.Sprint(pid)
 }
 
+// dash stands for a text that is empty, so that columns stay columns.
 func dash(s string) string {
 	if s == "" {
 		return "-"
