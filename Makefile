@@ -18,7 +18,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar bench check leak vuln purge preflight clients python-client
+.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar e2e-lmcache e2e-vllm bench check leak vuln purge preflight clients python-client
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,13 @@ e2e-llama-server: tools ## sidecars in front of a real llama-server, built the f
 
 e2e-vllm-sidecar: tools ## sidecars in front of a real vLLM on the CPU, installed the first time (3 GB)
 	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
+
+# Neither needs Envoy or a model of its own: kvmesh, vLLM and LMCache only.
+e2e-lmcache: preflight ## LMCache's own client in front of a KV node, installed the first time with vLLM (3 GB)
+	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && lmcache=$$(sh scripts/lmcache.sh) && eval "export $$lmcache" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestLMCache' ./test/e2e
+
+e2e-vllm: preflight ## real vLLM on the CPU keeps its KV in a KV node: it and the node are killed
+	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && lmcache=$$(sh scripts/lmcache.sh) && eval "export $$lmcache" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLMLMCache' ./test/e2e
 
 bench: tools ## benchmarks, COUNT times each; BENCH and BENCHPKGS choose, OLD=FILE compares
 	@mkdir -p bin

@@ -14,6 +14,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/kvmetrics"
 	"github.com/kvmesh/kvmesh/kvcache/kvnode"
+	"github.com/kvmesh/kvmesh/kvcache/resp"
 )
 
 // kvNodeOptions are the flags of `kvmesh kvnode`.
@@ -21,6 +22,7 @@ type kvNodeOptions struct {
 	arena.Config
 	tiers   tierOptions
 	metrics string
+	resp    string
 }
 
 func kvNodeCommand(e *env) *cobra.Command {
@@ -51,6 +53,7 @@ AWS_ENDPOINT_URL.`,
 	f.Int64Var(&o.Limit, "limit", 4<<30, "bytes of the memory; another size than before begins anew")
 	f.Int64Var(&o.Quota, "tenant-quota", 0, "bytes from which on the blocks of one tenant and model go first when room is short; 0 = none")
 	f.DurationVar(&o.TailTTL, "tail-ttl", 10*time.Minute, "time without an append after which the open end of a stream is dropped, and what it pins")
+	f.StringVar(&o.resp, "resp", "", "where Redis clients keep values in the memory: unix:PATH or a loopback ip:port (default none); KVMESH_RESP_PASSWORD is their password")
 	f.StringVar(&o.metrics, "metrics", "", "ip:port of /health and /metrics (default none)")
 	o.tiers.add(f)
 	_ = c.MarkFlagRequired("dir")
@@ -90,10 +93,29 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	e.log.Info("KV node is ready", "dir", o.Dir, "bytes", store.Stats().Limit, "blocks", blocks, "took", time.Since(begin).Round(time.Millisecond))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return kvnode.NewServer(store, below, e.log).Serve(ctx, l) })
+	if o.resp != "" {
+		if err := o.serveRESP(ctx, e, store, group); err != nil {
+			return err
+		}
+	}
 	if o.metrics != "" {
 		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}
 	return group.Wait()
+}
+
+// serveRESP has the node serve Redis clients, too.
+func (o kvNodeOptions) serveRESP(ctx context.Context, e *env, store *arena.Store, group *errgroup.Group) error {
+	s, err := resp.New(resp.Config{Store: store, Password: e.getenv("KVMESH_RESP_PASSWORD"), Log: e.log})
+	if err != nil {
+		return err
+	}
+	l, err := listenLocal(ctx, o.resp)
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return s.Serve(ctx, l) })
+	return nil
 }
 
 // kvNodeHandler serves /health and /metrics of a node.

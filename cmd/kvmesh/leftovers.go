@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/internal/policy"
 	"github.com/kvmesh/kvmesh/internal/supervise"
+	"github.com/kvmesh/kvmesh/kvcache/lmcache"
 )
 
 // ownerFile, in each folder that `kvmesh up` makes for one run, is locked by that run
@@ -89,6 +90,7 @@ func (m *localMesh) sweep() {
 		}
 		m.e.log.Info("removed what a killed run left behind", "dir", dir)
 	}
+	lmcache.Tidy(shmDir)
 }
 
 // kvParents is the place for KV that the policy names, where it names one.

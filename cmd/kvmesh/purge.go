@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvmesh/kvmesh/internal/supervise"
+	"github.com/kvmesh/kvmesh/kvcache/lmcache"
 )
 
 func purgeCommand(e *env) *cobra.Command {
@@ -54,6 +55,9 @@ func purge(e *env, dryRun, force bool) error {
 		if err := purgeDir(e, dir, dryRun); err != nil {
 			return fmt.Errorf("purge %s: %w", dir, err)
 		}
+	}
+	if !dryRun {
+		lmcache.Tidy(shmDir)
 	}
 	// What others made is others' to remove.
 	_, err = fmt.Fprintf(e.stdout, "left: Go's modules and build cache (go clean -modcache -cache removes them, for all of Go), %s folders elsewhere\n", stateFolder)

@@ -25,7 +25,7 @@ const leastKV = 64 << 20
 func (m *localMesh) makeKV() error {
 	kv := m.set.Mesh.KV
 	m.kv.limit = int64(kv.Limit)
-	if kv.Dir == policy.KVOff || len(m.workers) == 0 {
+	if kv.Dir == policy.KVOff || len(m.workers) == 0 && kv.LMCache.Listen == "" {
 		return nil
 	}
 	parent := kv.Dir

@@ -258,6 +258,11 @@ func (m *localMesh) kvNodeSpec() supervise.Spec {
 	return m.selfSpec("kvnode", append(args, tierArgs(m.set.Mesh.KV.Tiers)...)...)
 }
 
+func (m *localMesh) lmcacheSpec() supervise.Spec {
+	l := m.set.Mesh.KV.LMCache
+	return m.selfSpec("lmcache", "lmcache", "--kv-node", m.kv.dir, "--listen", l.Listen, "--chunk", strconv.Itoa(l.Chunk))
+}
+
 func (m *localMesh) workerSpec(w localWorker) supervise.Spec {
 	p, set := w.pool, w.pool.Worker
 	args := []string{

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -19,6 +20,14 @@ type KV struct {
 	Node bool `yaml:"node"`
 	// Tiers are below that memory; they outlive it. They need Node.
 	Tiers KVTiers `yaml:"tiers"`
+	// LMCache lets vLLM on this host keep its KV in that memory. It needs Node.
+	LMCache KVLMCache `yaml:"lmcache"`
+}
+
+// KVLMCache is where vLLM's connector of LMCache finds a KV node.
+type KVLMCache struct {
+	Listen string `yaml:"listen"` // a loopback address, host:port; "" is nowhere
+	Chunk  int    `yaml:"chunk"`  // tokens of a chunk, a multiple of vLLM's block size; default 256
 }
 
 // KVTiers are the tiers below the memory of a KV node, in the order in which it asks them.
@@ -83,6 +92,7 @@ func (p *parser) kv(k *KV, at Place) {
 			p.wrong(at, path, "%s needs a KV node: kv.node true, and kv.dir not off", tier)
 		}
 	}
+	p.kvLMCache(k, at)
 	if t.Redis.URL != "" {
 		p.kvRedis(t.Redis, at)
 	}
@@ -93,6 +103,23 @@ func (p *parser) kv(k *KV, at Place) {
 		if u, err := url.Parse(t.S3.Endpoint); t.S3.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 			p.wrong(at, "kv.tiers.s3.endpoint", "kv.tiers.s3.endpoint: want http(s)://HOST:PORT")
 		}
+	}
+}
+
+// kvLMCache checks where vLLM finds the node.
+func (p *parser) kvLMCache(k *KV, at Place) {
+	l := &k.LMCache
+	l.Chunk = cmp.Or(l.Chunk, 256)
+	switch host, _, err := net.SplitHostPort(l.Listen); {
+	case l.Chunk < 1 || l.Chunk > 65536:
+		p.wrong(at, "kv.lmcache.chunk", "kv.lmcache.chunk %d: want 1 to 65536", l.Chunk)
+	case l.Listen == "" && p.given(at, "kv.lmcache"):
+		p.wrong(at, "kv.lmcache", "kv.lmcache: kv.lmcache.listen is missing")
+	case l.Listen == "":
+	case err != nil || !net.ParseIP(host).IsLoopback():
+		p.wrong(at, "kv.lmcache.listen", "kv.lmcache.listen %.80q: want a loopback address, IP:PORT", l.Listen)
+	case !k.Node || k.Dir == KVOff:
+		p.wrong(at, "kv.lmcache.listen", "kv.lmcache needs a KV node: kv.node true, and kv.dir not off")
 	}
 }
 

@@ -36,6 +36,10 @@ func TestKVMistakes(t *testing.T) {
 		"kv: {node: true, tiers: {s3: {url: 's3://b', endpoint: 'h:1'}}}":       "p.yaml:12: kv.tiers.s3.endpoint: want http(s)://HOST:PORT",
 		"kv: {node: true, tiers: {s3: {url: 's3://b', limit: many}}}":           `p.yaml:12: "many" is no size`,
 		"kv: {node: true, tiers: {redis: {url: 'redis://h:1', single: maybe}}}": "p.yaml:12:",
+		"kv: {lmcache: {listen: '127.0.0.1:1'}}":                                "p.yaml:12: kv.lmcache needs a KV node",
+		"kv: {node: true, lmcache: {chunk: 128}}":                               "p.yaml:12: kv.lmcache: kv.lmcache.listen is missing",
+		"kv: {node: true, lmcache: {listen: '0.0.0.0:1'}}":                      `p.yaml:12: kv.lmcache.listen "0.0.0.0:1": want a loopback address`,
+		"kv: {node: true, lmcache: {listen: '127.0.0.1:1', chunk: -1}}":         "p.yaml:12: kv.lmcache.chunk -1: want 1 to 65536",
 	} {
 		_, err := Parse(File{Name: "p.yaml", Data: []byte(kvMesh(kv))})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {

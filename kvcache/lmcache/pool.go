@@ -62,7 +62,7 @@ func (s *Server) findPool(ctx context.Context) error {
 	if old != nil {
 		s.cfg.Log.Warn("the KV node has another memory than before: engines have to register again", "dir", s.cfg.Dir)
 	}
-	tidy(s.cfg.ShmDir)
+	Tidy(s.cfg.ShmDir)
 	return nil
 }
 
@@ -86,9 +86,9 @@ func link(path, name string) (size int64, err error) {
 	return st.Size(), os.Link(path, name)
 }
 
-// tidy removes names of arenas that have no other any more: nobody will use them again, and
+// Tidy removes names of arenas that have no other any more: nobody will use them again, and
 // their memory is free when the last engine that has them mapped ends.
-func tidy(dir string) {
+func Tidy(dir string) {
 	names, err := filepath.Glob(filepath.Join(dir, poolPrefix+"*"))
 	if err != nil {
 		return

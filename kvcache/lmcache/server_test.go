@@ -376,7 +376,7 @@ func TestPoolIsTidied(t *testing.T) {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		tidy(dir)
+		Tidy(dir)
 		if _, err := os.Stat(path); (err == nil) != stays {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -388,7 +388,7 @@ func TestPoolIsTidied(t *testing.T) {
 	if err := os.Link(linked, filepath.Join(dir, "arena")); err != nil {
 		t.Fatal(err)
 	}
-	tidy(dir)
+	Tidy(dir)
 	if _, err := os.Stat(linked); err != nil {
 		t.Error("the name of an arena that is there is gone")
 	}

@@ -1,0 +1,250 @@
+//go:build unix
+
+package resp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/kvmesh/kvmesh/kvcache/arena"
+)
+
+// start starts a server of an arena in dir, until end is called or the test ends.
+func start(t testing.TB, cfg arena.Config, password string) (s *Server, addr string, end func()) {
+	t.Helper()
+	store, err := arena.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err = New(Config{Store: store, Password: password}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, l) }()
+	running := true
+	end = func() {
+		if running {
+			running = false
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			store.Close()
+		}
+	}
+	t.Cleanup(end)
+	return s, l.Addr().String(), end
+}
+
+func config(t testing.TB) arena.Config {
+	return arena.Config{Dir: filepath.Join(t.TempDir(), "store"), Limit: 4 << 20}
+}
+
+// client connects go-redis, which asks for version 3 first and takes 2.
+func client(t testing.TB, addr, password string) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: addr, Password: password, MaxRetries: -1})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestClient: what a common client does.
+func TestClient(t *testing.T) {
+	ctx := context.Background()
+	cfg := config(t)
+	_, addr, end := start(t, cfg, "")
+	c := client(t, addr, "")
+	if s, err := c.Ping(ctx).Result(); err != nil || s != "PONG" {
+		t.Fatalf("%q, %v", s, err)
+	}
+	if _, err := c.Get(ctx, "k").Result(); !errors.Is(err, redis.Nil) {
+		t.Errorf("a value that is not there: %v", err)
+	}
+	big := make([]byte, 1<<20)
+	for i := range big {
+		big[i] = byte(rand.Uint32())
+	}
+	for _, value := range []string{"one", "", "two\r\n", string(big)} { // each over the last
+		if err := c.Set(ctx, "k", value, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Get(ctx, "k").Result(); err != nil || got != value {
+			t.Errorf("%d bytes: %d bytes, %v", len(value), len(got), err)
+		}
+	}
+	if n, err := c.Exists(ctx, "k", "none", "k").Result(); err != nil || n != 2 {
+		t.Errorf("%d exist, %v", n, err)
+	}
+	if text, err := c.Info(ctx).Result(); err != nil || !strings.Contains(text, "maxmemory:4194304") {
+		t.Errorf("%q, %v", text, err)
+	}
+	pipe := c.Pipeline()
+	pipe.Set(ctx, "a", "1", 0)
+	pipe.Get(ctx, "a")
+	pipe.Get(ctx, "none")
+	got, _ := pipe.Exec(ctx) // the error is of what is not there
+	if len(got) != 3 || got[1].(*redis.StringCmd).Val() != "1" || !errors.Is(got[2].Err(), redis.Nil) {
+		t.Errorf("a pipeline: %v", got)
+	}
+	if err := c.Set(ctx, "ttl", "x", time.Second).Err(); err == nil {
+		t.Error("a time to live is taken, and not kept")
+	}
+	if err := c.Set(ctx, "large", string(make([]byte, 8<<20)), 0).Err(); err == nil || !strings.Contains(err.Error(), "OOM") {
+		t.Errorf("more than there is room for: %v", err)
+	}
+	if err := c.Do(ctx, "FLUSHALL").Err(); err == nil || !strings.Contains(err.Error(), "unknown command") {
+		t.Errorf("an unknown command: %v", err)
+	}
+	// Another server of the same memory has the values.
+	end()
+	_, addr, _ = start(t, cfg, "")
+	c = client(t, addr, "")
+	if got, err := c.Get(ctx, "k").Result(); err != nil || got != string(big) {
+		t.Errorf("after a restart %d bytes, %v", len(got), err)
+	}
+	if n, err := c.Del(ctx, "k", "a", "none").Result(); err != nil || n != 2 {
+		t.Errorf("%d deleted, %v", n, err)
+	}
+	if n, err := c.Exists(ctx, "k", "a").Result(); err != nil || n != 0 {
+		t.Errorf("%d are left, %v", n, err)
+	}
+}
+
+// TestPassword: nobody is let in without it.
+func TestPassword(t *testing.T) {
+	ctx := context.Background()
+	_, addr, _ := start(t, config(t), "secret")
+	for _, wrong := range []string{"", "secret2", "Secret"} {
+		if err := client(t, addr, wrong).Set(ctx, "k", "v", 0).Err(); err == nil {
+			t.Errorf("password %q is let in", wrong)
+		}
+	}
+	if err := client(t, addr, "secret").Set(ctx, "k", "v", 0).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLease: a value that EXISTS has told of stays for its lease; when it has gone after
+// that, who asks for it is not left waiting for the rest of an answer.
+func TestLease(t *testing.T) {
+	ctx := context.Background()
+	s, addr, _ := start(t, config(t), "")
+	c := client(t, addr, "")
+	full := func() {
+		t.Helper()
+		for range 3 { // twice for those that were used before
+			if err := s.cfg.Store.MakeRoom(ctx, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, key := range []string{"leased", "other"} {
+		if err := c.Set(ctx, key, strings.Repeat("v", 100_000), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := c.Exists(ctx, "leased").Result(); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	full()
+	if v, err := c.Get(ctx, "leased").Result(); err != nil || len(v) != 100_000 {
+		t.Errorf("during its lease %d bytes, %v", len(v), err)
+	}
+	if err := c.Get(ctx, "other").Err(); !errors.Is(err, redis.Nil) {
+		t.Errorf("what has gone and nobody was told of: %v", err)
+	}
+	s.sweep(time.Now().Add(s.cfg.Lease))
+	full()
+	if err := c.Get(ctx, "leased").Err(); err == nil || errors.Is(err, redis.Nil) {
+		t.Errorf("after its lease: %v, want a connection that ends", err)
+	}
+	s.sweep(time.Now().Add(promised * s.cfg.Lease))
+	if err := c.Get(ctx, "leased").Err(); !errors.Is(err, redis.Nil) {
+		t.Errorf("long after: %v", err)
+	}
+}
+
+// TestMute: a client that knows nothing but a few commands, and how long values are, is not
+// left waiting for one that is not there.
+func TestMute(t *testing.T) {
+	_, addr, _ := start(t, config(t), "secret")
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "*2\r\n$4\r\nAUTH\r\n$6\r\nsecret\r\n*2\r\n$6\r\nEXISTS\r\n$1\r\nk\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || string(got) != "+OK\r\n:0\r\n" {
+		t.Errorf("%q, %v, and no end", got, err)
+	}
+}
+
+// TestTorn: a client that dies in the middle of a value leaves nothing.
+func TestTorn(t *testing.T) {
+	s, addr, _ := start(t, config(t), "")
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100000\r\nhalf"); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	for deadline := time.Now().Add(time.Minute); ; <-time.After(5 * time.Millisecond) {
+		s.mu.Lock()
+		n := len(s.conns)
+		s.mu.Unlock()
+		if n == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the connection never ends")
+		}
+	}
+	if err := client(t, addr, "").Get(context.Background(), "k").Err(); !errors.Is(err, redis.Nil) {
+		t.Errorf("half a value is there: %v", err)
+	}
+	if used := s.cfg.Store.Stats().Used; used > 4096 {
+		t.Errorf("%d bytes are used", used)
+	}
+}
+
+// FuzzCommand: whatever is sent is read as commands or refused, and ends.
+func FuzzCommand(f *testing.F) {
+	for _, s := range []string{"*1\r\n$4\r\nPING\r\n", "*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2\r\nab\r\n", "*-1\r\n", "*1\r\n$-1\r\n", "PING\r\n", "*+1\r\n$4\r\nPING\r\n"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := reader{r: bufio.NewReader(bytes.NewReader(b))}
+		for {
+			name, err := r.next()
+			if err != nil {
+				return
+			}
+			args, err := r.args()
+			if err != nil {
+				return
+			}
+			if len(name) > len(b) || len(args) > mostArgs {
+				t.Fatalf("%q, %d strings", name, len(args))
+			}
+		}
+	})
+}
