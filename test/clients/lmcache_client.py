@@ -22,9 +22,9 @@ def want(what):
 
 
 def caches(seed):
-    """The KV of an engine, as vLLM has it; 0 has nothing in it."""
+    """The KV of an engine, as vLLM has it on a CPU; 0 has nothing in it."""
     g = torch.Generator().manual_seed(seed)
-    return {f"layer.{i}": torch.randn(2, BLOCKS, BLOCK, HEADS, SIZE, generator=g).to(torch.bfloat16) * bool(seed) for i in range(LAYERS)}
+    return {f"layer.{i}": torch.randn(2, BLOCKS, HEADS, BLOCK, SIZE, generator=g).to(torch.bfloat16) * bool(seed) for i in range(LAYERS)}
 
 
 def strategy(world=1, rank=0):

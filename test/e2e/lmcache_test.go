@@ -248,9 +248,11 @@ func startVLLM(t *testing.T, h *kvHost) *vllm {
 	t.Helper()
 	python, model, site := lmcacheFiles(t)
 	k := upstreamKind{name: "vLLM", command: func(_ *testing.T, port string) *exec.Cmd {
-		args := []string{"-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "gemma", "--host", "127.0.0.1", "--port", port,
+		args := []string{
+			"-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "gemma", "--host", "127.0.0.1", "--port", port,
 			"--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager", "--block-size", "32",
-			"--enable-prefix-caching", "--enable-prompt-tokens-details"}
+			"--enable-prefix-caching", "--enable-prompt-tokens-details",
+		}
 		if h != nil {
 			args = append(args, "--kv-transfer-config", fmt.Sprintf(`{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both",
 				"kv_connector_module_path":"lmcache.integration.vllm.lmcache_mp_connector","kv_load_failure_policy":"recompute",
