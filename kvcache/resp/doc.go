@@ -15,6 +15,24 @@
 // there removes that first: meanwhile there is none. A value that is being sent stays as it
 // is, whatever happens to its key.
 //
+// # Commands
+//
+//	SET key value             OK; OOM if there is no room. Options, such as EX, are refused:
+//	                          nobody should think that they are kept
+//	GET key                   the value, or nil
+//	EXISTS key…               how many of them there are
+//	DEL key…                  how many of them there were
+//	AUTH [user] password      any user; needed before all else if the server has a password
+//	PING [text]               PONG, or the text
+//	INFO [section…]           version, memory, hits and misses
+//	QUIT                      OK, and the end
+//
+// Everything else is an unknown command, which the connection survives: so HELLO has
+// clients fall back to version 2, and CLIENT SETINFO is passed over by those that send it.
+// Commands may be sent without waiting for answers. A key has up to 64 KiB, a value up to
+// 512 MiB, as in Redis, and what the memory has room for. What is no command at all is
+// answered by an error and the end of the connection.
+//
 // # What a miss is
 //
 // GET of what is not there answers nil. LMCache's native client waits for ever for the rest
