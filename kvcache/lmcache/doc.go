@@ -73,6 +73,30 @@
 // An object is [planes, layers, slots, hidden]. Each layer of each plane is a part, in that
 // order: keys, then values; or PlaneAll if there is one plane.
 //
+// # Contexts
+//
+// PrepareStore and PrepareRetrieve answer with a map in msgpack,
+//
+//	slots          a list of maps: offset and length in bytes, shape as a list of numbers,
+//	               and dtype by torch's name
+//	chunk_indices  of stores only: for each slot the place of its chunk in the request
+//
+// where no slots mean that there is nothing to write. Without a list of slots an engine goes
+// over to sending its state by the call itself, in pickle; a store that does so is refused, and
+// what engines read is never sent so.
+//
+// # State
+//
+// The file of registrations is JSON:
+//
+//	version    1; another one is not read
+//	instances  a list: id, model and world as they were registered; layout as planes,
+//	           layers, slots, hidden and dtype; weights, "" if they are not known;
+//	           epoch, of the last Clear; pool, the arena's identity in hexadecimal
+//
+// It is written anew, under another name first, when one of them changes. It has nothing of
+// what engines store or ask for.
+//
 // # Pool
 //
 // Engines open the pool by name in /dev/shm, and write to it: the server gives the node's

@@ -126,7 +126,9 @@ func (s *Server) RegisterKvCacheEngineDrivenContext(ctx context.Context, r *lmca
 	return out, nil
 }
 
-// bind finds out what weights an engine has.
+// bind finds out what weights an engine has. Until then it stores nothing and finds nothing,
+// and keeps others from finding anything that call their model the same. It is bound once:
+// the files may change while it runs, and what it has loaded does not.
 func (s *Server) bind(i *instance) {
 	hash, err := s.cfg.Weights(s.ctx, i.Model)
 	if err == nil && hash == "" {

@@ -98,7 +98,10 @@ func (s *Server) Lookup(ctx context.Context, r *lmcachepb.LookupRequest) (*lmcac
 	return &lmcachepb.LookupResponse{}, nil
 }
 
-// gather finds, holds and verifies chunks, in order, as long as all ranks have them.
+// gather finds, holds and verifies chunks, in order, as long as all ranks have them. It goes
+// on while the engine asks how far it is; what it has found by the end of the budget, or by
+// the answer, counts. A chunk that is wrong ends it as a missing one does: an engine is told
+// of nothing that it could not read.
 func (s *Server) gather(j *job, r *run, spaces []kvcache.Space) {
 	defer close(j.done)
 	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Budget)

@@ -161,4 +161,4 @@ b.close()
 unknown = RequestClientFactory.create(url)
 assert not unknown.prepare_retrieve(key, 12345).result(timeout=60).success, "an engine that nobody knows reads"
 unknown.close()
-print("passed")
+print("passed", flush=True)
