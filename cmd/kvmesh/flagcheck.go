@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/internal/policy"
-	"github.com/kvmesh/kvmesh/worker/llamacpp"
 )
 
 // span is the range of a flag's value that makes sense: a number, or for a flag that is a
@@ -54,8 +53,8 @@ func checkWorkerFlags(flags *pflag.FlagSet) error {
 	}
 	return checkSpans(flags,
 		span{"max-body", 1, policy.LargestBody}, span{"drain", 0, anyTime}, span{"self-check", 0, anyTime},
-		span{"context-length", llamacpp.LeastContext, mostNumber}, span{"max-queue", 0, mostNumber}, span{"kv-tokens", 0, mostNumber},
-		span{"kv-pause-limit", 0, mostBytes}, span{"threads", 1, 512}, span{"sim-ttft", 0, anyTime}, span{"sim-itl", 0, anyTime},
+		span{"context-length", policy.LeastContext, policy.MostNumber}, span{"max-queue", 0, policy.MostNumber}, span{"kv-tokens", 0, mostNumber},
+		span{"kv-pause-limit", 0, mostBytes}, span{"threads", 1, policy.MostThreads}, span{"sim-ttft", 0, anyTime}, span{"sim-itl", 0, anyTime},
 		span{"kv-limit", policy.LeastKV, mostBytes}, span{"kv-block", 1, 512},
 	)
 }

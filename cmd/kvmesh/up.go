@@ -109,6 +109,7 @@ func runUp(ctx context.Context, e *env, o upOptions) error {
 		return err
 	}
 	m.warnServers(ctx)
+	m.warnPools()
 	go m.serveControl(ctx)
 	var kept sync.WaitGroup
 	if err := m.announce(); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -75,12 +76,25 @@ func (m *localMesh) refused(ctx context.Context) error {
 	if !m.ownEnvoy(ctx) || m.edgeListens(ctx) {
 		return nil
 	}
-	stats, err := admin.NewClient(m.ready().Admin).Stats(ctx, "^"+regexp.QuoteMeta(stat)+"$")
+	envoy := admin.NewClient(m.ready().Admin)
+	stats, err := envoy.Stats(ctx, "^"+regexp.QuoteMeta(stat)+"$")
 	if err != nil || stats[stat] == 0 {
 		return nil
 	}
-	return withHint(fmt.Errorf("envoy cannot listen on %s: another process took it", m.addr.openai),
-		"--openai 127.0.0.1:0 takes a free port; what Envoy says is in "+m.logFile("envoy.log"))
+	why, err := envoy.Refusal(ctx, names.ListenerEdge)
+	if err != nil {
+		return nil // asked again in a moment
+	}
+	return portError(m.addr.openai, why, m.logFile("envoy.log"))
+}
+
+// portError words what Envoy says of the clients' listener that it refused.
+func portError(addr, why, log string) error {
+	where := "what Envoy says is in " + log
+	if strings.Contains(why, "Address already in use") {
+		return withHint(fmt.Errorf("envoy cannot listen on %s: another process took it", addr), "--openai 127.0.0.1:0 takes a free port; "+where)
+	}
+	return withHint(fmt.Errorf("envoy refuses to listen on %s: %s", addr, cmp.Or(why, "it does not say why")), where)
 }
 
 // missing lists what is not ready yet, in the order in which it comes up. A part of
@@ -213,6 +227,19 @@ func (m *localMesh) warnServers(ctx context.Context) {
 		pool := m.set.Pool(w.Pool)
 		if pool != nil && pool.Engine == policy.EngineOpenAI && w.Status != healthy {
 			fmt.Fprintf(m.e.stderr, "warning: %s takes no requests: %s\n", w.ID, complaint(w))
+		}
+	}
+}
+
+// warnPools says which pools have nobody to serve them until workers register.
+func (m *localMesh) warnPools() {
+	if m.set.Mesh.Registry.Redis != "" || m.e.getenv("REDIS_URL") != "" {
+		return // they are found there
+	}
+	for _, p := range m.set.Pools {
+		if len(p.Local) == 0 && len(p.Static) == 0 {
+			fmt.Fprintf(m.e.stderr, "warning: WorkerPool %s has no workers, neither local nor static: requests for it are answered 503 until some register (kvmesh worker --pool %s --control-plane %s)\n",
+				p.Name, p.Name, m.addr.api)
 		}
 	}
 }

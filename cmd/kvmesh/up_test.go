@@ -202,3 +202,37 @@ func TestKVFolder(t *testing.T) {
 		}
 	}
 }
+
+// Only a port that another process has is called taken; else Envoy's own reason is told.
+func TestPortError(t *testing.T) {
+	for why, want := range map[string]string{
+		"cannot bind '127.0.0.1:1': Address already in use":            "envoy cannot listen on 127.0.0.1:1: another process took it",
+		"cannot bind '127.0.0.1:1': Permission denied":                 "envoy refuses to listen on 127.0.0.1:1: cannot bind '127.0.0.1:1': Permission denied",
+		"Proto constraint validation failed (X: value must be inside)": "envoy refuses to listen on 127.0.0.1:1: Proto constraint validation failed (X: value must be inside)",
+		"": "envoy refuses to listen on 127.0.0.1:1: it does not say why",
+	} {
+		if err := portError("127.0.0.1:1", why, "envoy.log"); err.Error() != want {
+			t.Errorf("%q: %v, want %s", why, err, want)
+		}
+	}
+}
+
+// A pool that nobody can serve yet is told, with the way to serve it.
+func TestPoolsWithoutWorkers(t *testing.T) {
+	set := &policy.Set{Pools: []policy.WorkerPool{
+		{Name: "none"}, {Name: "own", Local: []policy.Local{{ID: "w"}}}, {Name: "given", Static: []policy.Static{{URL: "http://a"}}},
+	}}
+	var out bytes.Buffer
+	m := &localMesh{e: &env{stderr: &out, getenv: func(string) string { return "" }}, set: set}
+	m.addr.api = "127.0.0.1:7"
+	m.warnPools()
+	if got := out.String(); strings.Count(got, "warning: ") != 1 || !strings.Contains(got, "WorkerPool none has no workers") || !strings.Contains(got, "kvmesh worker --pool none --control-plane 127.0.0.1:7") {
+		t.Errorf("%s", got)
+	}
+	out.Reset()
+	set.Mesh.Registry.Redis = "redis://a"
+	m.warnPools()
+	if out.Len() > 0 {
+		t.Errorf("with a registry: %s", out.String())
+	}
+}

@@ -27,7 +27,7 @@ type workerVariable struct {
 // workerVariables lists them all. docs/worker.md has the same table for people, and
 // a test holds one against the other.
 func workerVariables() []workerVariable {
-	positive := numberIn(1, 1<<20)
+	positive := numberIn(1, policy.MostSeqs)
 	return []workerVariable{
 		{name: "WORKER_ID", flag: "id", check: policy.WorkerID},
 		{name: "MODEL_NAME", flag: "model"},

@@ -152,6 +152,29 @@ func (h hostStatus) host() Host {
 	return out
 }
 
+// Refusal returns why Envoy refused its last update of a listener, "" when it did not:
+// the last line, which has no configuration in it.
+func (c *Client) Refusal(ctx context.Context, listener string) (string, error) {
+	var body struct {
+		Configs []struct {
+			Name  string `json:"name"`
+			Error struct {
+				Details string `json:"details"`
+			} `json:"error_state"`
+		} `json:"configs"`
+	}
+	if err := c.getJSON(ctx, "/config_dump?resource=dynamic_listeners", &body); err != nil {
+		return "", err
+	}
+	for _, l := range body.Configs {
+		if l.Name == listener && l.Error.Details != "" {
+			lines := strings.Split(strings.TrimSpace(l.Error.Details), "\n")
+			return strings.TrimPrefix(lines[len(lines)-1], ": "), nil
+		}
+	}
+	return "", nil
+}
+
 // Stats returns the counters and gauges whose names match the regular
 // expression; histograms are left out.
 func (c *Client) Stats(ctx context.Context, filter string) (map[string]uint64, error) {

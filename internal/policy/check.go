@@ -48,35 +48,17 @@ func (p *parser) pool(w WorkerPool) {
 	p.zones(w)
 }
 
+// ranges checks the numbers of a pool.
 func (p *parser) ranges(w WorkerPool) {
-	for _, f := range []struct {
-		name string
-		v    *float64
-		high float64
-	}{
-		{"hysteresis", w.Health.Hysteresis, 1},
-		{"minShare", w.Health.MinShare, 1},
-		{"errorUtilizationPenalty", w.Health.ErrorUtilizationPenalty, 100},
-		{"throttleUtilizationPenalty", w.Health.ThrottleUtilizationPenalty, 100},
-	} {
-		if f.v != nil && (*f.v < 0 || *f.v > f.high) {
-			p.wrong(w.At, "health."+f.name, "WorkerPool %s: health.%s %g: want 0 to %g", w.Name, f.name, *f.v, f.high)
-		}
+	p.floats(w)
+	seqs := MostSeqs
+	if w.Engine == EngineLlamaCpp {
+		seqs = 256
 	}
-	for _, f := range []struct {
-		name string
-		v    int
-	}{{"contextLength", w.Worker.ContextLength}, {"maxNumSeqs", w.Worker.MaxNumSeqs}, {"maxQueue", w.Worker.MaxQueue}, {"threads", w.Worker.Threads}} {
-		if path := "worker." + f.name; f.v < 0 || f.v == 0 && p.given(w.At, path) {
-			p.wrong(w.At, path, "WorkerPool %s: %s %d: want a positive number; without it the default holds", w.Name, path, f.v)
-		}
-	}
-	if c := w.Worker.ContextLength; c == 1 {
-		p.wrong(w.At, "worker.contextLength", "WorkerPool %s: worker.contextLength %d: want at least 2", w.Name, c)
-	}
-	if n := w.Worker.MaxNumSeqs; n > 256 && w.Engine == EngineLlamaCpp {
-		p.wrong(w.At, "worker.maxNumSeqs", "WorkerPool %s: worker.maxNumSeqs %d: want at most 256", w.Name, n)
-	}
+	p.whole(w, "worker.contextLength", w.Worker.ContextLength, LeastContext, MostNumber)
+	p.whole(w, "worker.maxNumSeqs", w.Worker.MaxNumSeqs, 1, seqs)
+	p.whole(w, "worker.maxQueue", w.Worker.MaxQueue, 1, MostNumber)
+	p.whole(w, "worker.threads", w.Worker.Threads, 1, MostThreads)
 }
 
 // finish checks what spans documents and fills in defaults.
@@ -273,11 +255,15 @@ func (p *parser) route(r *ModelRoute, models map[string]string) {
 		p.wrong(r.At, "stream.moves", "ModelRoute %s: stream.moves %d: want 0 to 1000", r.Name, *s.Moves)
 	}
 	s.Wait = cmp.Or(s.Wait, Duration(10*time.Second))
-	s.StallMin = cmp.Or(s.StallMin, Duration(time.Second))
+	second := Duration(time.Second)
+	if s.StallMax > 0 {
+		second = min(second, s.StallMax)
+	}
+	s.StallMin = cmp.Or(s.StallMin, second)
 	s.StallMax = cmp.Or(s.StallMax, max(s.StallMin, Duration(30*time.Second)))
 	s.Retain = cmp.Or(s.Retain, Duration(60*time.Second))
 	s.RetainSize = cmp.Or(s.RetainSize, 4<<20)
-	if s.StallMin == Off || s.StallMax != Off && s.StallMax < s.StallMin {
+	if s.StallMin != Off && s.StallMax != Off && s.StallMax < s.StallMin {
 		p.wrong(r.At, "stream.stallMin", "ModelRoute %s: stream.stallMin %v: want a duration up to stallMax", r.Name, s.StallMin.D())
 	}
 }

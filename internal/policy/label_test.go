@@ -32,7 +32,7 @@ func TestSenselessValues(t *testing.T) {
 		strings.Replace(pool, "zone: a", "zone: a b", 1):                                             `local[0].zone "a b": want at most 63`,
 		pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {zone: -x}\n":                 `zone "-x": want at most 63`,
 		pool + "---\napiVersion: kvmesh.io/v1alpha1\nkind: Mesh\nspec: {kv: {limit: 1}}\n":           `kv.limit 1: want at least 1Mi`,
-		strings.Replace(pool, "engine: sim\n", "engine: sim\n  worker: {contextLength: 1}\n", 1):     `worker.contextLength 1: want at least 2`,
+		strings.Replace(pool, "engine: sim\n", "engine: sim\n  worker: {contextLength: 1}\n", 1):     `worker.contextLength 1: want at least 8`,
 		strings.Replace(pool, "engine: sim\n", "engine: llamacpp\n  worker: {maxNumSeqs: 257}\n", 1): `worker.maxNumSeqs 257: want at most 256`,
 	} {
 		if _, err := Parse(File{Name: "p.yaml", Data: []byte(text)}); err == nil || !strings.Contains(err.Error(), want) {

@@ -2,6 +2,17 @@ package policy
 
 import "slices"
 
+// Ranges of a worker's numbers. Its flags have the same.
+const (
+	LeastContext = 8       // of WorkerPool.Worker.ContextLength, in tokens: the prompt of a worker's self-check and its answer
+	MostNumber   = 1 << 30 // of tokens and of waiting requests
+	MostSeqs     = 1 << 20 // of Worker.MaxNumSeqs; llamacpp has a limit of its own
+	MostThreads  = 512     // of Worker.Threads
+)
+
+// leastHeap is what Envoy's memory needs beside the bodies that it holds, in bytes.
+const leastHeap = 64 << 20
+
 // limits checks the sizes and numbers of a Mesh, whose defaults are filled in.
 func (p *parser) limits(m *Mesh) {
 	if m.MaxBody > LargestBody {
@@ -9,6 +20,9 @@ func (p *parser) limits(m *Mesh) {
 	}
 	if m.HeldBodies < m.MaxBody {
 		p.wrong(m.At, "heldBodies", "heldBodies %v: want at least maxBody, which is %v", m.HeldBodies, m.MaxBody)
+	}
+	if least := leastHeap + BufferTimes*m.MaxBody; m.Envoy.MaxHeap < least && m.MaxBody <= LargestBody {
+		p.wrong(m.At, "envoy.maxHeap", "envoy.maxHeap %v: want at least %v, for Envoy and one body of maxBody", m.Envoy.MaxHeap, least)
 	}
 	const most = 1024 // threads, more than any machine's
 	if c := m.Envoy.Concurrency; c < 1 || c > most {

@@ -171,17 +171,21 @@ func (p *parser) document(n *yaml.Node) {
 			return
 		}
 		p.set.Mesh.At = at
-		p.into(&doc.Spec, &p.set.Mesh, p.lines[at])
+		if p.into(&doc.Spec, &p.set.Mesh, p.lines[at]) {
+			p.durations(at, "", p.set.Mesh)
+		}
 	case KindWorkerPool:
 		w := WorkerPool{Name: doc.Metadata.Name, At: at}
 		if p.into(&doc.Spec, &w, p.lines[at]) {
 			p.set.Pools = append(p.set.Pools, w)
+			p.durations(at, "WorkerPool "+w.Name+": ", w)
 			p.pool(w)
 		}
 	case KindModelRoute:
 		r := ModelRoute{Name: doc.Metadata.Name, At: at}
 		if p.into(&doc.Spec, &r, p.lines[at]) {
 			p.set.Routes = append(p.set.Routes, r)
+			p.durations(at, "ModelRoute "+r.Name+": ", r)
 		}
 	case "SessionPolicy", "CachePolicy", "TenantPolicy":
 		wrong("kind", "kind %s is not supported by this version of kvmesh", doc.Kind)

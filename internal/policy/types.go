@@ -219,7 +219,8 @@ type Stream struct {
 	Moves *int     `yaml:"moves"` // most times that an answer may go on at another worker, default 8
 	Wait  Duration `yaml:"wait"`  // how long an answer without a worker waits for one, default 10s
 	// A worker that is silent in an answer is taken for hung after a time learned from
-	// its own answers, within these bounds: default 1s and 30s. StallMax off never does.
+	// its own answers, within these bounds: default 1s, or StallMax if that is less, and 30s. StallMax off
+	// never does.
 	StallMin Duration `yaml:"stallMin"`
 	StallMax Duration `yaml:"stallMax"`
 	// A stream whose client asked for it is kept for so long when that is away, off keeps

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+
+	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
 // Config says what to load and how much to run at once. Zero fields take the
@@ -44,7 +46,7 @@ type Config struct {
 // LeastContext is the shortest context in tokens: room for a self-check, whose prompt is
 // a digit and what a tokenizer puts around it, and its answer. A worker with less would
 // never be ready.
-const LeastContext = 8
+const LeastContext = policy.LeastContext
 
 // mostSlots is how many sequences can run: llama.cpp knows 256, and one is that through
 // which ranges of KV pass.
