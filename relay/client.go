@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
@@ -21,7 +22,8 @@ type client struct {
 	rc        *http.ResponseController
 	keepAlive time.Duration // 0: this answer is no stream
 	stall     time.Duration
-	stalled   func() // called when the client leaves an event untaken
+	stalled   func()        // called when the client leaves an event untaken
+	worker    func() string // id of the one that is at work, "" = nobody is asked yet
 
 	// writing is since when a write is under way in Unix ns, 0 while none is. It is
 	// read without mu, which the writer holds.
@@ -35,8 +37,8 @@ type client struct {
 	timer  *time.Timer // nil without stream
 }
 
-func newClient(w http.ResponseWriter, keepAlive, stall time.Duration, stalled func()) *client {
-	return &client{w: w, rc: http.NewResponseController(w), keepAlive: keepAlive, stall: stall, stalled: stalled}
+func newClient(w http.ResponseWriter, keepAlive, stall time.Duration, stalled func(), worker func() string) *client {
+	return &client{w: w, rc: http.NewResponseController(w), keepAlive: keepAlive, stall: stall, stalled: stalled, worker: worker}
 }
 
 // keepOpen makes it a stream that is kept alive.
@@ -71,17 +73,21 @@ func (c *client) tick() {
 	silent := time.Since(c.wrote)
 	if silent >= c.keepAlive {
 		c.timer.Reset(c.stall) // should this very write block
-		c.beginLocked(http.StatusOK, streamHeader())
+		c.beginLocked(http.StatusOK, streamHeader(c.worker()))
 		_ = c.writeLocked([]byte(openai.Comment)) // kept in c.err
 		silent = 0
 	}
 	c.timer.Reset(min(c.keepAlive-silent, c.stall))
 }
 
-// streamHeader is the header of a stream that began before any worker answered,
-// so it cannot name one.
-func streamHeader() http.Header {
-	return http.Header{"Content-Type": {"text/event-stream"}, "Cache-Control": {"no-cache"}}
+// streamHeader is the header of a stream that began before any worker answered: it
+// names the one that is at work.
+func streamHeader(worker string) http.Header {
+	h := http.Header{"Content-Type": {"text/event-stream"}, "Cache-Control": {"no-cache"}}
+	if worker != "" {
+		h.Set(names.Worker, worker)
+	}
+	return h
 }
 
 // started reports whether status and headers went out.

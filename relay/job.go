@@ -99,7 +99,7 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.ctx, j.cancel = context.WithCancelCause(in.Context())
 	j.watch.cancel = j.cancel
 	j.unlink = context.AfterFunc(r.cut, func() { j.cancel(errDraining) })
-	j.out = newClient(w, r.cfg.KeepAlive, r.cfg.ClientStall, func() { j.cancel(errStalled) })
+	j.out = newClient(w, r.cfg.KeepAlive, r.cfg.ClientStall, func() { j.cancel(errStalled) }, j.state.at)
 	j.hunt.queue = r.candidates(in.Header.Get(names.Destination))
 	r.retries.running.Add(1)
 	r.live.add(j)
@@ -196,6 +196,9 @@ func (j *job) stop() {
 // remove takes the end of an attempt.
 func (j *job) remove(e ended) {
 	j.running = slices.DeleteFunc(j.running, func(a *attempt) bool { return a == e.a })
+	if len(j.running) == 1 {
+		j.state.worker.Store(&j.running[0].w.id)
+	}
 	if e.delivered {
 		j.hunt.delivered = true
 	}

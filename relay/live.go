@@ -103,6 +103,14 @@ type state struct {
 	moves []fleet.MoveView // to other workers, after the first token
 }
 
+// at is the id of the worker that is at work, "" before any is asked.
+func (s *state) at() string {
+	if w := s.worker.Load(); w != nil {
+		return *w
+	}
+	return ""
+}
+
 // movesSoFar is a copy of the moves.
 func (s *state) movesSoFar() []fleet.MoveView {
 	s.mu.Lock()
@@ -127,9 +135,7 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 			ID: j.led.stream, Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.in.Header.Get(names.Pool), Stream: j.stream,
 			Attempt: j.state.attempt.Load(), Moves: j.state.movesSoFar(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
 		}
-		if w := j.state.worker.Load(); w != nil {
-			v.Worker = *w
-		}
+		v.Worker = j.state.at()
 		if p := j.state.pool.Load(); p != nil {
 			v.Pool = *p
 		}

@@ -112,6 +112,9 @@ func TestPatience(t *testing.T) {
 		if got.body != want || got.status != 200 || got.header.Get("Content-Type") != "text/event-stream" {
 			t.Errorf("%d %q, want %q", got.status, got.body, want)
 		}
+		if w := m.attempts()[0]; got.header.Get(names.Worker) != w {
+			t.Errorf("the stream names worker %q, and %s was at work", got.header.Get(names.Worker), w)
+		}
 		if got := m.ask(askWhole, names.ModelRoute, "long"); got.status != 200 || got.body != complete || got.took != 180*time.Second {
 			t.Errorf("%+v", got)
 		}
@@ -139,8 +142,12 @@ func TestKeepAliveThenFailure(t *testing.T) {
 	}
 	const alive = ": keep-alive\n\n"
 	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
-		if got := m.ask(askStream); got.body != alive+alive+token("a", "stop")+done {
+		got := m.ask(askStream)
+		if got.body != alive+alive+token("a", "stop")+done {
 			t.Errorf("taken over: %q", got.body)
+		}
+		if by := m.attempts(); got.header.Get(names.Worker) != by[0] || by[0] == by[1] {
+			t.Errorf("the stream names worker %q; %v were asked, the first one when it began", got.header.Get(names.Worker), by)
 		}
 		if got := m.ask(askStream); got.body != alive+"data: {\"error\":{\"message\":\"too long\",\"type\":\"t\",\"param\":\"prompt\",\"code\":\"c\"}}\n\n" {
 			t.Errorf("refused: %q", got.body)

@@ -95,7 +95,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (*Forwarded, *ope
 	f := &Forwarded{Request: req}
 	if raw := req.Raw(openai.ReservedField); raw != nil {
 		if !s.caller(r).relay {
-			return nil, openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
+			return nil, openai.Reserved()
 		}
 		field, bad := readMesh(raw)
 		if bad != nil {

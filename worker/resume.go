@@ -121,7 +121,7 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 	var field meshField
 	if raw := req.Raw(openai.ReservedField); raw != nil {
 		if !from.relay {
-			return openai.Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", openai.ReservedField)
+			return openai.Reserved()
 		}
 		var bad *openai.Error
 		if field, bad = readMesh(raw); bad != nil {

@@ -240,7 +240,7 @@ func TestOnlyTheRelayResumes(t *testing.T) {
 		"worker has none, 2": {without, []string{names.Relay, secret}},
 	} {
 		resp := c.r.do(t, http.MethodPost, textPath, body, c.header...)
-		if e := decode[apiError](t, resp, http.StatusForbidden); !strings.Contains(e.Error.Message, "relay") {
+		if e := decode[apiError](t, resp, http.StatusForbidden); !strings.Contains(e.Error.Message, "relay") || e.param() != "kvmesh" {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}

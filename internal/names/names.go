@@ -46,7 +46,7 @@ const RouteRelay = "relay"
 
 // Headers that the mesh adds to responses.
 const (
-	// Worker is the id of the worker that sent the first byte.
+	// Worker is the id of the worker that was at work when the first byte went out.
 	Worker = "x-kvmesh-worker"
 	// Upstream is the ip:port Envoy really used, on answers of the egress
 	// listener, so that the relay can check that it got the worker it named.

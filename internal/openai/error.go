@@ -52,6 +52,14 @@ func Invalid(param, format string, args ...any) *Error {
 	return e
 }
 
+// Reserved is the answer to a body with ReservedField that does not come from the
+// mesh's relay.
+func Reserved() *Error {
+	e := Errorf(http.StatusForbidden, "The field '%s' is the mesh's own; a request with it must come from its relay.", ReservedField)
+	e.Param = ReservedField
+	return e
+}
+
 // NotFoundModel is the answer to a model name that no route serves.
 func NotFoundModel(model string) *Error {
 	e := Errorf(http.StatusNotFound, "The model %q does not exist or you do not have access to it.", clip(model))

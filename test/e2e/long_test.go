@@ -38,11 +38,11 @@ func answer(t *testing.T, m *testmesh.Mesh, body string) (string, error) {
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	// A stream that began with a sign of life names no worker.
-	want, named := "application/json", resp.Header.Get(names.Worker) != ""
+	want := "application/json"
 	if strings.Contains(body, `"stream":true`) {
-		want, named = "text/event-stream", true
+		want = "text/event-stream"
 	}
+	named := strings.HasPrefix(resp.Header.Get(names.Worker), "worker-")
 	if got := resp.Header.Get("Content-Type"); err == nil && (resp.StatusCode != http.StatusOK || !strings.HasPrefix(got, want) || !named) {
 		err = fmt.Errorf("status %d, headers %v: %s", resp.StatusCode, resp.Header, text)
 	}

@@ -247,7 +247,8 @@ func TestRequestsPassThrough(t *testing.T) {
 		`{"model":"alias","prompt":"x","temperature":9}`: 400,
 		`{"model":"alias","prompt":"x"}{`:                400,
 	} {
-		if resp, got := do(t, "POST", base+"/v1/completions", body); resp.StatusCode != want || !strings.Contains(got, `"error"`) {
+		resp, got := do(t, "POST", base+"/v1/completions", body)
+		if resp.StatusCode != want || !strings.Contains(got, `"error"`) || want == 403 && !strings.Contains(got, `"param":"kvmesh"`) {
 			t.Errorf("%s: %d %s, want %d", body, resp.StatusCode, got, want)
 		}
 	}
