@@ -56,5 +56,6 @@
 //     says that it is full.
 //   - A cluster that changes waits for endpoints it does not ask for again, see
 //     serviceName.
-//   - HTTP/2 has no 431: a flood of headers resets the stream.
+//   - HTTP/2 has no 431: a flood of headers resets the stream, and one field beyond the
+//     64 KiB that its decoder takes ends the connection.
 package envoy

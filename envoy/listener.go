@@ -21,7 +21,8 @@ const (
 	// edgeBuffer is what one connection may hold outside a request body that is
 	// being buffered; bodies have their own limit on the route.
 	edgeBuffer = 1 << 20
-	// maxHeadersKiB and maxHeaders bound a request's headers; more is answered 431.
+	// maxHeadersKiB and maxHeaders bound a request's headers; more is answered 431 over
+	// HTTP/1.1, and resets the stream over HTTP/2, whose codec has no other way.
 	maxHeadersKiB = 60
 	maxHeaders    = 100
 	// requestHeaders is how long a client may take to send its headers.
@@ -73,7 +74,7 @@ func edgeManager(c Config) *hcmv3.HttpConnectionManager {
 		// A body that trickles in holds memory for as long as it does.
 		RequestTimeout:      seconds(c.Policy.Mesh.BodyTimeout.D()),
 		DelayedCloseTimeout: seconds(delayedClose),
-		MaxRequestHeadersKb: u32(maxHeadersKiB), // answered 431
+		MaxRequestHeadersKb: u32(maxHeadersKiB),
 		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{
 			MaxHeadersCount: u32(maxHeaders),
 		},

@@ -28,13 +28,15 @@ function envoy_on_response(handle)
   local body = handle:body(true) -- waits, and what was fetched before is void then
   headers = handle:headers()
   local text = body:getBytes(0, math.min(body:length(), 2048))
-  local json = (headers:get("content-type") or ""):find("^application/json")
+  -- What is compressed cannot be read here, whatever it is.
+  local encoding = (headers:get("content-encoding") or "identity"):lower()
+  local json = encoding == "identity" and (headers:get("content-type") or ""):find("^application/json")
   if json and text:find('^%s*{%s*"error"%s*:%s*{') then return end
   local plain = text
   if json then -- FastAPI's {"detail":"..."} and the like: the words alone
     plain = text:match('^%s*{%s*"detail"%s*:%s*"([^"\\]*)"%s*}%s*$') or
       text:match('"message"%s*:%s*"([^"\\]*)"') or text
-  elseif text:find("^%s*<") or headers:get("content-encoding") then
+  elseif encoding ~= "identity" or text:find("^%s*<") then
     plain = "" -- a page for people, or nothing to read
   end
   plain = plain:sub(1, 1000)

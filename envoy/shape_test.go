@@ -36,11 +36,20 @@ func TestForeignErrorsAreShaped(t *testing.T) {
 		{"page", "text/html", "<html><body>Bad Gateway</body></html>", 503, "The server answered with status 503."},
 		{"no body", "", "", 501, "The server answered with status 501."},
 		{"no UTF-8", "text/plain", "a\xff\xfeb", 500, "The server answered with status 500: a?b"},
+		{"gzip", "application/json", "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff{\"error\":{\"message\":\"x\"", 400, "The server answered with status 400."},
+		{"gzip of a page", "text/html", "\x1f\x8b\x08\x00\x00\x00", 502, "The server answered with status 502."},
+		{"plain by name", "application/json", `{"detail":"no"}`, 404, "The server answered with status 404: no"},
 		{"long", "text/plain", strings.Repeat("x", 70000), 500, "The server answered with status 500: " + strings.Repeat("x", 1000)},
 	} {
 		m.workers[0].on(func(w http.ResponseWriter, _ *http.Request) {
 			if c.contentType != "" {
 				w.Header().Set("Content-Type", c.contentType)
+			}
+			switch {
+			case strings.HasPrefix(c.name, "gzip"):
+				w.Header().Set("Content-Encoding", "gzip")
+			case strings.HasSuffix(c.name, "by name"):
+				w.Header().Set("Content-Encoding", "identity")
 			}
 			w.WriteHeader(c.status)
 			_, _ = io.WriteString(w, c.body)
@@ -58,7 +67,7 @@ func TestForeignErrorsAreShaped(t *testing.T) {
 		var body struct {
 			Error struct{ Message, Type string }
 		}
-		if err := json.Unmarshal([]byte(got.body), &body); err != nil || got.header.Get("content-type") != "application/json" {
+		if err := json.Unmarshal([]byte(got.body), &body); err != nil || got.header.Get("content-type") != "application/json" || got.header.Get("content-encoding") != "" {
 			t.Errorf("%s: %q: %v", c.name, got.body, err)
 		}
 		if body.Error.Message != c.want || body.Error.Type == "" {
