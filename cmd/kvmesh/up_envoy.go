@@ -126,7 +126,12 @@ func (m *localMesh) envoySpec() supervise.Spec {
 }
 
 // envoyNode is the name of this mesh's Envoy. No other mesh has the same.
-func (m *localMesh) envoyNode() string { return "envoy-" + filepath.Base(m.runDir) }
+func (m *localMesh) envoyNode() string {
+	if m.set.Mesh.Listen.Sockets != "" { // others may have a folder of that name elsewhere
+		return fmt.Sprintf("envoy-%s-%d", filepath.Base(m.runDir), os.Getpid())
+	}
+	return "envoy-" + filepath.Base(m.runDir)
+}
 
 func (m *localMesh) writeBootstrap(file string) error {
 	s := socketsIn(m.runDir)

@@ -77,17 +77,17 @@ func (m *localMesh) prepare(ctx context.Context, dir string) (err error) {
 	if err := m.pickPorts(); err != nil {
 		return err
 	}
-	// Unix socket paths are short, so the sockets live in the system's folder
-	// for temporary files.
-	if m.runDir, err = m.e.makeTemp("kvmesh-"); err != nil {
+	if m.runDir, err = m.makeRun(); err != nil {
 		return err
 	}
 	if m.reaper, err = supervise.StartReaper(m.e.log, m.self, []string{"reap"}, m.runDir); err != nil {
 		_ = os.RemoveAll(m.runDir) // nothing is in it yet
 		return err
 	}
-	if err := m.own(m.runDir); err != nil {
-		return err
+	if len(m.owned) == 0 { // a named folder is marked already
+		if err := m.own(m.runDir); err != nil {
+			return err
+		}
 	}
 	if err := m.writeSecret(); err != nil {
 		return err

@@ -1,6 +1,9 @@
 package policy
 
-import "slices"
+import (
+	"path"
+	"slices"
+)
 
 // Ranges of a worker's numbers. Its flags have the same.
 const (
@@ -17,6 +20,9 @@ const leastHeap = 64 << 20
 func (p *parser) limits(m *Mesh) {
 	if m.MaxBody > LargestBody {
 		p.wrong(m.At, "maxBody", "maxBody %v: want at most %v", m.MaxBody, Bytes(LargestBody))
+	}
+	if dir := m.Listen.Sockets; dir != "" && (!path.IsAbs(dir) || path.Clean(dir) != dir || dir == "/" || len(dir) > longestSockets) {
+		p.wrong(m.At, "listen.sockets", "listen.sockets %.120q: want the absolute path of a folder, at most %d bytes, as sockets have short paths", dir, longestSockets)
 	}
 	if m.HeldBodies < m.MaxBody {
 		p.wrong(m.At, "heldBodies", "heldBodies %v: want at least maxBody, which is %v", m.HeldBodies, m.MaxBody)

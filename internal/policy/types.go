@@ -122,7 +122,15 @@ type Listen struct {
 	Admin   string `yaml:"admin"`   // Envoy's admin port
 	API     string `yaml:"api"`     // the control plane's HTTP API
 	Metrics string `yaml:"metrics"` // the gateway's /health and /metrics
+	// Sockets is the folder of the Unix sockets between the parts that `kvmesh up` starts,
+	// an absolute path. It is made with mode 0700 where it is not there, must be empty
+	// else, and is removed at the end. Default a new one among the temporary files.
+	Sockets string `yaml:"sockets"`
 }
+
+// longestSockets is the longest Listen.Sockets, in bytes: the system's limit for the path of
+// a socket, without the longest name in there.
+const longestSockets = 103 - len("/xds-snapshot.sock")
 
 // ExtProc holds the limits of the external processor.
 type ExtProc struct {
