@@ -17,7 +17,27 @@ type emitter struct {
 	received int // raw bytes, in all
 	released int // raw bytes turned into text, in all
 	stopped  bool
+	stop     string // that ended the text
 }
+
+// Text is the text of one answer on its way to a client: whole characters, without a stop
+// string or the beginning of one. It is for engines that pass on another server's answer,
+// of which a part came from elsewhere. Make it with NewText; it is not safe for concurrent
+// use.
+type Text struct{ e emitter }
+
+// NewText makes the text of an answer that ends at any of stops, none of which is empty.
+func NewText(stops []string) *Text { return &Text{newEmitter(stops)} }
+
+// Push takes more of the answer and returns what can be sent now, valid until the next
+// call. After it reported a stop, nothing more comes.
+func (t *Text) Push(b []byte) (text []byte, stopped bool) { return t.e.push(b) }
+
+// Flush returns what is held back, at the end of the answer, valid until the next call.
+func (t *Text) Flush() []byte { return t.e.flush() }
+
+// Stop is the stop string that ended the text, "" before.
+func (t *Text) Stop() string { return t.e.stop }
 
 // stopState is a Knuth-Morris-Pratt matcher of one stop string.
 type stopState struct {
@@ -72,6 +92,7 @@ func (e *emitter) push(b []byte) (text []byte, stopped bool) {
 	for i, c := range b {
 		if n := e.complete(c); n > 0 {
 			e.buf = append(e.buf, b[:i+1]...)
+			e.stop = string(e.buf[len(e.buf)-n:])
 			e.buf = e.buf[:len(e.buf)-n]
 			e.received += i + 1
 			e.stopped = true

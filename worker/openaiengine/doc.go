@@ -46,7 +46,9 @@
 //
 // A stream that carries more than its tokens is refused, and the relay goes
 // elsewhere: several choices, log-probabilities, tools, response_format, presence
-// and frequency penalties, and tokens that end in what is no text. A stop string
-// that straddles the cut is not seen by token replay; by text nothing of it was
-// delivered, as servers hold its beginning back.
+// and frequency penalties, and tokens that end in what is no text. A server looks for
+// stop strings in what it says itself, and would not see one that begins in text which was
+// held back before the cut. So by token replay they are looked for here, and the answer
+// ends with the first; beside vLLM's min_tokens, while that is not reached, the stream is
+// refused. By text nothing of a stop string was delivered, as servers hold its beginning back.
 package openaiengine

@@ -2,6 +2,7 @@ package openaiengine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -41,6 +42,7 @@ type continuation struct {
 	owed      []byte  // text of the delivered tokens that was not delivered with them
 	again     []int32 // delivered tokens of a character's part, which the server has to say again
 	body      []byte  // for the server; nil = the answer has all its tokens
+	reason    string  // why it is over then, "" = its length
 }
 
 // resume continues a stream.
@@ -97,12 +99,13 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		return nil, err
 	}
 	c.prompt = len(prompt)
+	var before []byte // text that was delivered
 	// The server's text begins with a whole character, so tokens of a part are left to it.
 	for c.given = len(c.delivered.TokenIDs); c.owed == nil; c.given-- {
 		if c.given < 0 || len(c.delivered.TokenIDs)-c.given > utf8.UTFMax {
 			return nil, refuse("its tokens end in what is no text")
 		}
-		if c.owed, err = e.owed(ctx, c.delivered.TokenIDs[:c.given], c.delivered.TextBytes); err != nil {
+		if before, c.owed, err = e.owed(ctx, c.delivered.TokenIDs[:c.given], c.delivered.TextBytes); err != nil {
 			return nil, err
 		}
 		if c.owed != nil {
@@ -110,11 +113,25 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		}
 	}
 	c.again = c.delivered.TokenIDs[c.given:]
+	unread := c.owed
+	if includesStop(f.Request) {
+		unread = slices.Concat(before, c.owed)
+	}
+	if _, over := worker.NewText(f.Stop).Push(unread); over {
+		c.reason = "stop"
+		return c, nil // without a body
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"messages", "top_logprobs", "logprobs", "tool_choice"} {
+	var least int
+	if len(f.Stop) > 0 && json.Unmarshal(fields["min_tokens"], &least) == nil && least > c.given {
+		return nil, refuse("up to 'min_tokens' stop strings do not count, and only the server knows where that is")
+	}
+	// Stop strings are looked for here, as one may have begun before the cut; and a server
+	// that looks for them too tells its text later than its ids.
+	for _, name := range []string{"messages", "top_logprobs", "logprobs", "tool_choice", "stop"} {
 		delete(fields, name)
 	}
 	fields["return_token_ids"] = []byte("true")
@@ -182,24 +199,30 @@ func (e *Engine) promptIDs(ctx context.Context, req *openai.Request) ([]int32, e
 	return answer.Tokens, nil
 }
 
-// owed is the text of delivered tokens behind what was delivered of it, nil when the
-// tokens end inside of a character.
-func (e *Engine) owed(ctx context.Context, ids []int32, delivered int) ([]byte, error) {
+// includesStop reports whether the stop string that ends the answer is told, as vLLM does
+// when asked.
+func includesStop(req *openai.Request) bool {
+	return string(req.Raw("include_stop_str_in_output")) == "true"
+}
+
+// owed is the text of delivered tokens: what was delivered of it, and what is behind that,
+// which is nil when the tokens end inside of a character.
+func (e *Engine) owed(ctx context.Context, ids []int32, delivered int) (before, owed []byte, err error) {
 	if len(ids) == 0 && delivered == 0 {
-		return []byte{}, nil
+		return nil, []byte{}, nil
 	}
 	var answer openai.Detokenized
 	if err := e.ask(ctx, openai.DetokenizePath, map[string]any{"model": e.name, "tokens": ids}, &answer); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	text := answer.Prompt
 	if strings.HasSuffix(text, string(utf8.RuneError)) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if delivered > len(text) {
-		return nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", delivered, len(text))
+		return nil, nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", delivered, len(text))
 	}
-	return []byte(text[delivered:]), nil
+	return []byte(text[:delivered]), []byte(text[delivered:]), nil
 }
 
 // ask posts JSON and reads JSON.
@@ -264,7 +287,7 @@ const mostEvent = 4 << 20
 // had been one from the start: the owed text first, and the usage of all of it.
 func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string) error {
 	events := openai.NewEventReader(from, mostEvent)
-	out := stream{w: w, c: c, model: model}
+	out := newStream(w, c, model)
 	for {
 		ev, err := events.Next()
 		if err != nil {
@@ -280,6 +303,7 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 		if err := json.Unmarshal(ev.Data, &got); err != nil || got.Error != nil {
 			return out.broken(fmt.Errorf("the server's stream ended in %.200q", ev.Data))
 		}
+		out.count(&got)
 		if !out.repeats(&got) {
 			refuse("the server says other tokens than the delivered ones of a character's part").Write(w)
 			return nil
@@ -290,118 +314,19 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 		if err := out.add(got); err != nil {
 			return nil // the client left
 		}
+		if out.stopped {
+			return out.end() // the server, which did not see the stop string, is left
+		}
 	}
 }
 
 // over ends an answer that has all its tokens.
 func (c *continuation) over(w http.ResponseWriter, model string) error {
-	out := stream{w: w, c: c, model: model}
+	out := newStream(w, c, model)
 	got := chunk{ID: "cmpl-" + rand.Text(), Created: time.Now().Unix(), Choices: make([]chunkChoice, 1)}
-	got.Choices[0].FinishReason = new("length")
+	got.Choices[0].FinishReason = new(cmp.Or(c.reason, "length"))
 	if err := out.add(got); err != nil {
 		return nil // the client left
 	}
 	return out.end()
-}
-
-// stream is the client's side of a continuation.
-type stream struct {
-	w      http.ResponseWriter
-	c      *continuation
-	model  string
-	chunks *openai.Chunks // nil before the first event
-	usage  openai.Usage
-}
-
-// repeats takes the tokens that the client has out of an event, and keeps their text.
-// It returns false when they are others; nothing was written by then.
-func (s *stream) repeats(got *chunk) bool {
-	c := s.c
-	if len(c.again) == 0 || len(got.Choices) == 0 {
-		return true
-	}
-	ch := &got.Choices[0]
-	n := min(len(c.again), len(ch.TokenIDs))
-	if !slices.Equal(ch.TokenIDs[:n], c.again[:n]) || ch.FinishReason != nil && n < len(c.again) {
-		return false
-	}
-	c.again, ch.TokenIDs = c.again[n:], ch.TokenIDs[n:]
-	if len(c.again) > 0 {
-		c.owed = append(c.owed, ch.Text...)
-	}
-	return true
-}
-
-// add writes one event of the server.
-func (s *stream) add(got chunk) error {
-	if s.chunks == nil {
-		s.chunks = openai.NewChunks(openai.Answer{
-			Endpoint: s.c.req.Endpoint, ID: got.ID, Model: s.model, Created: got.Created,
-		}, s.c.req.IncludeUsage)
-		s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-		s.w.WriteHeader(http.StatusOK)
-	}
-	if got.Usage != nil {
-		s.usage = *got.Usage
-	}
-	if len(got.Choices) == 0 {
-		return nil
-	}
-	ch := got.Choices[0]
-	text := append(append(s.c.owed, ch.Text...), ch.Delta.Content...)
-	var buf []byte
-	if len(text) > 0 || len(ch.TokenIDs) > 0 {
-		first := s.c.owed != nil
-		s.c.owed = nil
-		buf = s.chunks.AppendText(buf, 0, text, nil)
-		if len(ch.TokenIDs) > 0 {
-			buf = s.chunks.InsertTokens(buf, 0, ch.TokenIDs)
-		}
-		if first {
-			buf = s.chunks.InsertKV(buf, 0, s.c.mode, 0, s.c.prompt+s.c.given)
-		}
-	}
-	if ch.FinishReason != nil {
-		buf = s.chunks.AppendFinish(buf, 0, *ch.FinishReason)
-	}
-	return s.write(buf)
-}
-
-// end writes the usage and the last event.
-func (s *stream) end() error {
-	if s.chunks == nil {
-		return s.broken(errors.New("the server's stream was empty"))
-	}
-	var buf []byte
-	if s.c.req.IncludeUsage {
-		u := s.usage
-		u.PromptTokens = s.c.prompt
-		u.CompletionTokens += s.c.given
-		u.TotalTokens = u.PromptTokens + u.CompletionTokens
-		buf = s.chunks.AppendUsage(buf, u)
-	}
-	_ = s.write(append(buf, openai.Done...)) // the client may be gone
-	return nil
-}
-
-// broken ends a stream that the server did not end.
-func (s *stream) broken(cause error) error {
-	e := openai.Errorf(http.StatusBadGateway, "The server behind this worker broke off the answer.")
-	if s.chunks == nil {
-		e.Write(s.w)
-		return cause
-	}
-	_ = s.write(e.Event()) // the client may be gone
-	return cause
-}
-
-// write sends b at once.
-func (s *stream) write(b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	if _, err := s.w.Write(b); err != nil {
-		return err
-	}
-	return http.NewResponseController(s.w).Flush()
 }

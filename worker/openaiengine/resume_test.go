@@ -52,6 +52,8 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 		StreamOptions  struct {
 			IncludeUsage bool `json:"include_usage"`
 		} `json:"stream_options"`
+		Stop    []string `json:"stop"`
+		Include bool     `json:"include_stop_str_in_output"`
 	}
 	_ = json.Unmarshal(raw, &ask)
 	var text string
@@ -85,6 +87,8 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 			b = append(b, byte(id))
 		}
 		_ = json.NewEncoder(w).Encode(openai.Detokenized{Prompt: strings.ToValidUTF8(string(b), "\uFFFD")})
+	case ask.Stream && len(ask.Stop) > 0:
+		f.stopping(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.Stop, ask.Include)
 	case ask.Stream:
 		f.stream(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.ReturnTokenIDs && !noIDs, ask.StreamOptions.IncludeUsage)
 	default:
@@ -299,6 +303,7 @@ func TestContinuationsRefused(t *testing.T) {
 		"penalty":       ask + `"presence_penalty":1,` + resume("[97]", 1),
 		"too much text": ask + resume("[97]", 9),
 		"half a letter": ask + resume("[195]", 0),
+		"min_tokens":    ask + `"stop":"q","min_tokens":3,` + resume("[97]", 1),
 		"no token":      ask + resume("[97,null]", 1),
 		"malformed":     ask + `"kvmesh":{"resume":7}`,
 	} {
