@@ -1,6 +1,8 @@
 package worker
 
 import (
+	"context"
+
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/worker/grammar"
 )
@@ -27,19 +29,19 @@ func formatGrammar(req *openai.Request) (string, error) {
 
 // constrain makes every choice follow the request's response_format and tools. The
 // grammar begins with the answer, so it also holds for what was delivered elsewhere.
-func (g *generation) constrain(req *openai.Request) error {
+func (g *generation) constrain(ctx context.Context, req *openai.Request) error {
 	text, err := formatGrammar(req)
 	if err != nil {
 		return err
 	}
-	tools, err := g.useTools(req)
+	tools, err := g.useTools(ctx, req)
 	switch {
 	case err != nil || text == "":
 		return err
 	case tools:
 		return openai.Invalid("response_format", "'response_format' other than text is not supported beside 'tools', unless 'tool_choice' is \"none\".")
 	}
-	return g.follow(text, "response_format")
+	return g.follow(ctx, text, "response_format")
 }
 
 // follows checks that the delivered tokens of a choice keep to its grammar: the engine
@@ -56,12 +58,15 @@ func (g *generation) follows(c *choice, ids []int32) error {
 }
 
 // follow gives every choice a grammar that the field param asked for.
-func (g *generation) follow(text, param string) error {
+func (g *generation) follow(ctx context.Context, text, param string) error {
 	c, ok := g.engine.(Constrainer)
 	if !ok {
 		return openai.Invalid(param, "'%s' is not supported by this engine: it follows no grammars.", param)
 	}
-	if err := c.Constrain(text); err != nil {
+	if err := c.Constrain(ctx, text); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if param == "response_format" {
 			param = openai.SchemaParam
 		}

@@ -21,9 +21,18 @@ type grammarian struct {
 	*sim.Engine
 	mu   sync.Mutex
 	seen []worker.Params
+
+	slow, left chan struct{} // see Constrain
 }
 
-func (g *grammarian) Constrain(text string) error {
+// Constrain implements worker.Constrainer. "slow" takes until its client has left.
+func (g *grammarian) Constrain(ctx context.Context, text string) error {
+	if strings.Contains(text, "slow") {
+		g.slow <- struct{}{}
+		<-ctx.Done()
+		g.left <- struct{}{}
+		return context.Cause(ctx)
+	}
 	if strings.Contains(text, "unwanted") {
 		return errors.New("too much of a good thing")
 	}
@@ -100,6 +109,45 @@ func TestResumeBreaksTheGrammar(t *testing.T) {
 				t.Errorf("%s: %+v", text, e)
 			}
 		}
+	}
+}
+
+// TestClientLeavesTheCompiler: a grammar is made for a client that is there. One that
+// leaves ends it, and is counted as one that left, not as a failure.
+func TestClientLeavesTheCompiler(t *testing.T) {
+	e := &grammarian{Engine: newSim(t, sim.Config{}), slow: make(chan struct{}), left: make(chan struct{})}
+	r := &running{engine: e.Engine}
+	r.run(t, worker.Config{Open: opener(e)})
+	<-r.Changed()
+	for _, stream := range []string{"false", "true"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		body := `{"model":"sim","messages":[{"role":"user","content":"hi"}],"stream":` + stream + `,"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"const":"slow"}}}}`
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+"/v1/chat/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			resp, err := http.DefaultClient.Do(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			ended <- err
+		}()
+		<-e.slow
+		cancel()
+		<-e.left
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("stream %s: the client has %v", stream, err)
+		}
+	}
+	r.stop()
+	if err := <-r.ended; err != nil { // when all requests are over
+		t.Error(err)
+	}
+	r.ended <- nil
+	if len(e.seen) > 0 {
+		t.Error("something was generated")
 	}
 }
 

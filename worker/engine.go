@@ -74,8 +74,10 @@ type Decoder interface {
 
 // Constrainer is the optional ability of an engine to keep an answer to a grammar.
 type Constrainer interface {
-	// Constrain says why the engine cannot follow a grammar in GBNF; nil if it can.
-	Constrain(grammar string) error
+	// Constrain says why the engine cannot follow a grammar in GBNF; nil if it can. Then
+	// it keeps what it made of it, for the choices of a request, until ctx ends, which
+	// must happen. The end of ctx also ends the call, with the cause.
+	Constrain(ctx context.Context, grammar string) error
 	// Follow reports whether ids, with which a choice of p begins, keep to its grammar.
 	Follow(p Params, ids []int32) (ok bool, err error)
 }

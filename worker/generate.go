@@ -26,6 +26,9 @@ func (s *Server) generate(ep openai.Endpoint) http.HandlerFunc {
 		if err == nil && g.fault.Status != 0 {
 			err = simulated(g.fault.Status)
 		}
+		if err != nil && clientLeft(r) && errors.Is(err, context.Cause(r.Context())) {
+			s.abandon()
+		}
 		if err != nil {
 			s.report(err)
 			s.turnDown(w, r, asError(err))
@@ -55,7 +58,7 @@ func (s *Server) prepare(w http.ResponseWriter, r *http.Request, e Engine, ep op
 	if bad != nil {
 		return nil, bad
 	}
-	return s.plan(e, ep, body, s.caller(r))
+	return s.plan(r.Context(), e, ep, body, s.caller(r))
 }
 
 // report counts a request that failed, and logs it when the fault is ours.

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"io"
@@ -109,7 +110,7 @@ func isTimeout(err error) bool {
 }
 
 // plan parses a body into a generation.
-func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*generation, error) {
+func (s *Server) plan(ctx context.Context, e Engine, ep openai.Endpoint, body []byte, from caller) (*generation, error) {
 	req, bad := openai.Parse(ep, body)
 	if bad != nil {
 		return nil, bad
@@ -158,7 +159,7 @@ func (s *Server) plan(e Engine, ep openai.Endpoint, body []byte, from caller) (*
 			return nil, err
 		}
 	}
-	if err := g.constrain(req); err != nil {
+	if err := g.constrain(ctx, req); err != nil {
 		return nil, err
 	}
 	if err := s.join(g, req, from); err != nil {

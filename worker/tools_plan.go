@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 
 // useTools gives the choices of a request with tools what reads their calls, and the
 // grammar that calls follow. It reports whether tools may be called.
-func (g *generation) useTools(req *openai.Request) (bool, error) {
+func (g *generation) useTools(ctx context.Context, req *openai.Request) (bool, error) {
 	if req.Endpoint != openai.Chat {
 		return false, nil
 	}
@@ -33,7 +34,7 @@ func (g *generation) useTools(req *openai.Request) (bool, error) {
 	if m.Tools == NoTools {
 		return false, openai.Invalid("tools", "The model %q does not support 'tools': its chat template has no place for them in a form that is known here.", m.Name)
 	}
-	guarded, err := g.guardCalls(m.Tools, tools, choice)
+	guarded, err := g.guardCalls(ctx, m.Tools, tools, choice)
 	if err != nil {
 		return false, err
 	}
@@ -46,7 +47,7 @@ func (g *generation) useTools(req *openai.Request) (bool, error) {
 
 // guardCalls sets the grammar of calls: from the first token where the client wants
 // a call, else from where the model begins one. It reports whether there is one.
-func (g *generation) guardCalls(format ToolFormat, tools []openai.Tool, choice openai.ToolChoice) (bool, error) {
+func (g *generation) guardCalls(ctx context.Context, format ToolFormat, tools []openai.Tool, choice openai.ToolChoice) (bool, error) {
 	late := choice.Mode == openai.ToolsAuto
 	if _, ok := g.engine.(Constrainer); late && (!ok || format.Begin() == "") {
 		return false, nil
@@ -55,7 +56,7 @@ func (g *generation) guardCalls(format ToolFormat, tools []openai.Tool, choice o
 	if err != nil {
 		return false, err
 	}
-	if err := g.follow(text, "tools"); err != nil {
+	if err := g.follow(ctx, text, "tools"); err != nil {
 		return false, err
 	}
 	for _, c := range g.choices {

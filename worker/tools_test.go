@@ -32,7 +32,7 @@ func (s *scripted) Model() worker.Model {
 	return m
 }
 
-func (s *scripted) Constrain(string) error { return nil }
+func (s *scripted) Constrain(context.Context, string) error { return nil }
 
 func (s *scripted) Follow(worker.Params, []int32) (bool, error) { return true, nil }
 

@@ -75,8 +75,9 @@ type cost struct {
 // the engine's goroutine, which is measured as it is; hashing and storing are done
 // beside it, and are in the processor time. What is reported of that and of the wall
 // time is the median over the rounds of the ratio within a round, with twice its
-// standard error. It fails when a cost is over the bound by more than that, or when the
-// error is larger than the bound, so that the run says nothing.
+// standard error. It fails when the share of the engine's time, or either median, is above
+// the bound, and when an error is larger than the bound, so that the run says nothing. What
+// a run has shown at least is said: that a cost is below its median and error together.
 func BenchmarkCheckpoint(b *testing.B) {
 	for _, interval := range []int{1, 16} {
 		b.Run(fmt.Sprintf("interval=%d", interval), func(b *testing.B) {
@@ -157,10 +158,12 @@ func hold(b *testing.B, what string, percent []float64) {
 	b.ReportMetric(mid, "%"+what)
 	b.ReportMetric(twice, "±%"+what)
 	switch {
-	case mid-twice > mostCost:
+	case mid > mostCost:
 		b.Errorf("%s time: checkpoints cost %.2f ± %.2f %%, at most %d are allowed", what, mid, twice, mostCost)
 	case twice > mostCost:
 		b.Errorf("%s time: %.2f ± %.2f %% says nothing about a bound of %d: this machine is too busy, or there are too few rounds", what, mid, twice, mostCost)
+	default:
+		b.Logf("%s time: the median is within the bound of %d %%; the cost is at most %.2f %%, its median and error", what, mostCost, mid+twice)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -142,13 +143,14 @@ func TestKVWriter(t *testing.T) {
 const (
 	boundAt   = 4096                   // tokens at which restoring is held to the next two
 	leastGain = 100                    // times the time of prefill
-	mostWait  = 150 * time.Millisecond // beside a decode step, on a quiet machine
+	mostWait  = 150 * time.Millisecond // beside a decode step, on a machine not busier than its cores
 )
 
 // BenchmarkRestore measures the time to the next token of contexts of growing length,
 // with KV that another process has published, look-up and checksums included, and
-// with prefill, in the same run. It fails when restoring gains less than it should; a
-// busy machine gets four times the absolute bound. The table is in docs/worker-kv.md.
+// with prefill, in the same run. It fails when restoring gains less than leastGain,
+// and when it takes longer than mostWait: on a machine that was busier than its cores while
+// it ran, only when longer than four times that. The table is in docs/worker-kv.md.
 func BenchmarkRestore(b *testing.B) {
 	dir := sharedMemory(b)
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKVWriter$", "-kv-writer="+dir, fmt.Sprintf("-kv-most=%d", *kvTokens))
@@ -188,10 +190,25 @@ func BenchmarkRestore(b *testing.B) {
 			if prefill < leastGain*best {
 				b.Errorf("at %d tokens restoring is %.0f times faster than prefill, want %d", n, ms(prefill)/ms(best), leastGain)
 			}
-			if n == boundAt && best-step > 4*mostWait {
-				b.Errorf("at %d tokens restoring takes %v beside a decode step, want at most %v on a quiet machine", n, best-step, mostWait)
+			if n == boundAt {
+				holdWait(b, best-step)
 			}
 		}
+	}
+}
+
+// holdWait holds the time that a restore takes beside a decode step to mostWait.
+func holdWait(b *testing.B, took time.Duration) {
+	b.Helper()
+	load, known := hostLoad()
+	most, why := mostWait, ""
+	if !known || load > float64(runtime.NumCPU()) {
+		most, why = 4*mostWait, fmt.Sprintf(" (four times %v: the load is %.1f on %d cores)", mostWait, load, runtime.NumCPU())
+	}
+	if took > most {
+		b.Errorf("at %d tokens restoring takes %v beside a decode step, want at most %v%s", boundAt, took, most, why)
+	} else if why != "" {
+		b.Logf("restoring was held to %v%s; a quiet machine is held to %v", most, why, mostWait)
 	}
 }
 

@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -9,12 +10,14 @@ import (
 // use.
 type Builder struct {
 	rules []string
+	size  int // rules that llama.cpp makes of them
 	count int
-	basic map[string]bool // names of basics already written
+	basic map[string]bool   // names of basics already written
+	names map[string]string // of rules by their body, so that equal ones are one
 }
 
 // New returns an empty grammar.
-func New() *Builder { return &Builder{basic: make(map[string]bool)} }
+func New() *Builder { return &Builder{basic: make(map[string]bool), names: make(map[string]string)} }
 
 // basics are the rules that every grammar of JSON may use, with those they use.
 func basics(name string) (body string, uses []string) {
@@ -58,10 +61,14 @@ func (b *Builder) use(name string) string {
 	return name
 }
 
-// Rule adds a rule and returns its name.
+// Rule adds a rule, unless there is one like it, and returns its name.
 func (b *Builder) Rule(body string) string {
+	if name, ok := b.names[body]; ok {
+		return name
+	}
 	name := b.reserve()
 	b.define(name, body)
+	b.names[body] = name
 	return name
 }
 
@@ -71,7 +78,39 @@ func (b *Builder) reserve() string {
 	return fmt.Sprintf("r%d", b.count)
 }
 
-func (b *Builder) define(name, body string) { b.rules = append(b.rules, name+" ::= "+body) }
+func (b *Builder) define(name, body string) {
+	b.rules = append(b.rules, name+" ::= "+body)
+	b.size += 1 + repetitions(body)
+}
+
+// repetitions is how often the things in an expression are repeated, {m,n}, all together:
+// llama.cpp writes each of the n out. Without an upper end m counts.
+func repetitions(body string) int {
+	sum := 0
+	for i := 0; i < len(body); i++ {
+		switch body[i] {
+		case '\\':
+			i++
+		case '"', '[':
+			end := map[byte]byte{'"': '"', '[': ']'}[body[i]]
+			for i++; i < len(body) && body[i] != end; i++ {
+				if body[i] == '\\' {
+					i++
+				}
+			}
+		case '{':
+			n := strings.IndexByte(body[i:], '}')
+			low, high, _ := strings.Cut(body[i+1:i+n], ",")
+			times, err := strconv.Atoi(high)
+			if err != nil { // {m} or {m,}
+				times, _ = strconv.Atoi(low) // this package writes numbers
+			}
+			sum += times
+			i += n
+		}
+	}
+	return sum
+}
 
 // Finish returns the grammar of the texts that body describes.
 func (b *Builder) Finish(body string) string {

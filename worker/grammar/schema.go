@@ -16,7 +16,7 @@ import (
 // long to build.
 const (
 	deepest   = 32   // schemas within each other
-	mostRules = 8192 // of one grammar
+	mostRules = 8192 // of one grammar, each repetition counted as what llama.cpp makes of it
 	longest   = 2000 // repetitions of one thing, llama.cpp's own limit
 )
 
@@ -152,8 +152,17 @@ func members(raw []byte) ([]member, error) {
 	return out, nil
 }
 
-// schema returns the expression of a schema's values.
+// schema returns the expression of a schema's values, while the grammar is not too large.
 func (c *converter) schema(raw []byte, param string) (string, *openai.Error) {
+	text, err := c.anySize(raw, param)
+	if err == nil && c.size > mostRules {
+		return "", node{param: param}.invalid("", "with it the schema is too large: it has more than %d rules, a repetition (minLength, maxLength, minItems, maxItems, {m,n}) counted as often as it repeats", mostRules)
+	}
+	return text, err
+}
+
+// anySize returns the expression of a schema's values.
+func (c *converter) anySize(raw []byte, param string) (string, *openai.Error) {
 	here := node{param: param}
 	if string(raw) == "true" {
 		return c.use("value"), nil
@@ -165,9 +174,6 @@ func (c *converter) schema(raw []byte, param string) (string, *openai.Error) {
 	defer func() { c.depth-- }()
 	if c.depth > deepest {
 		return "", here.invalid("", "more than %d schemas within each other", deepest)
-	}
-	if len(c.rules) > mostRules {
-		return "", here.invalid("", "the schema is too large")
 	}
 	n, err := c.node(raw, param)
 	if err != nil {

@@ -122,6 +122,38 @@ func TestOneGrammar(t *testing.T) {
 	}
 }
 
+// TestTooLarge: what llama.cpp makes of repetitions counts, and the field that is too much
+// is named; equal strings and lists are one rule.
+func TestTooLarge(t *testing.T) {
+	properties := func(n int, of func(i int) string) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf(`"p%d":%s`, i, of(i)))
+		}
+		return `{"type":"object","properties":{` + strings.Join(list, ",") + `}}`
+	}
+	for name, c := range map[string]struct{ schema, param string }{
+		"lengths":     {properties(1900, func(i int) string { return fmt.Sprintf(`{"type":"string","minLength":%d,"maxLength":2000}`, i%2000) }), "p.properties.p4"},
+		"patterns":    {properties(20, func(i int) string { return fmt.Sprintf(`{"type":"string","pattern":"^x{1,%d}$"}`, 1000-i) }), "p.properties.p8"},
+		"lists":       {properties(9, func(i int) string { return fmt.Sprintf(`{"type":"array","minItems":%d}`, 1999-i) }), "p.properties.p4"},
+		"in lists":    {`{"type":"array","items":` + properties(9, func(i int) string { return fmt.Sprintf(`{"type":"string","minLength":%d}`, 1999-i) }) + `}`, "p.items.properties.p4"},
+		"many":        {properties(3000, func(int) string { return `{"type":"null"}` }), "p"},
+		"equal":       {properties(1900, func(int) string { return `{"type":"string","minLength":1,"maxLength":2000}` }), ""},
+		"equal lists": {properties(50, func(int) string { return `{"type":"array","maxItems":2000,"items":{"type":"string","maxLength":2000}}` }), ""},
+		"four":        {properties(4, func(i int) string { return fmt.Sprintf(`{"type":"string","maxLength":%d}`, 2000-i) }), ""},
+		"braces":      {properties(2, func(int) string { return `{"enum":["{9000}","a\"{9000}","[{9000}"]}` }), ""},
+		"braces too":  {`{"type":"string","pattern":"^[{9000}]\\{9000\\}$"}`, ""},
+	} {
+		_, bad := FromSchema([]byte(c.schema), "p", false)
+		switch {
+		case bad == nil && c.param != "":
+			t.Errorf("%s passed", name)
+		case bad != nil && (bad.Param != c.param || bad.Status != 400 || !strings.Contains(bad.Message, "too large")):
+			t.Errorf("%s: %+v, want param %q", name, bad, c.param)
+		}
+	}
+}
+
 func TestObjectIsAnyObject(t *testing.T) {
 	g := readGrammar(t, Object())
 	for seed := range uint64(300) {

@@ -31,7 +31,8 @@ type Engine struct {
 	text   tokenizer
 	closed bool
 
-	vectors vectors
+	vectors  vectors
+	compiler *compiler
 
 	ended chan struct{} // closed when the loop has ended and the model is freed
 }
@@ -80,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // start loads and then runs the loop on one goroutine with a thread of its own:
 // llama.cpp crashes when a context is freed after the thread that used it ended.
 func start(cfg Config, load func(*Config) (parts, error)) (*Engine, error) {
-	e := &Engine{in: newInbox(), ended: make(chan struct{})}
+	e := &Engine{in: newInbox(), compiler: newCompiler(), ended: make(chan struct{})}
 	loaded := make(chan error, 1)
 	go func() {
 		defer close(e.ended)
@@ -163,7 +164,7 @@ func (e *Engine) generate(ctx context.Context, ids []int32, p worker.Params, yie
 		return err
 	}
 	defer leave()
-	free, err := e.constrain(s)
+	free, err := e.constrain(ctx, s)
 	if err != nil {
 		return err
 	}

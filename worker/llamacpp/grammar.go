@@ -1,38 +1,24 @@
 package llamacpp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kvmesh/kvmesh/worker"
 	"github.com/kvmesh/kvmesh/worker/sampling"
 )
-
-// grammars is the ability of a tokenizer to make a constraint of a grammar, at the
-// beginning of an answer. It may be called by anyone.
-type grammars interface {
-	Grammar(text string) (sampling.Constraint, error)
-}
 
 var _ worker.Constrainer = (*Engine)(nil)
 
 // errNoGrammar is the answer of a build or a model without grammars.
 var errNoGrammar = errors.New("this engine follows no grammars")
 
-// Constrain implements worker.Constrainer: it compiles the grammar.
-func (e *Engine) Constrain(grammar string) error {
-	c, err := e.grammar(grammar)
-	if err != nil {
-		return err
-	}
-	c.Close()
-	return nil
-}
-
 // Follow implements worker.Constrainer.
 func (e *Engine) Follow(p worker.Params, ids []int32) (bool, error) {
-	c, err := e.grammar(p.Grammar)
+	c, err := e.grammar(context.Background(), p.Grammar) // which Constrain has compiled
 	if err != nil {
 		return false, err
 	}
@@ -44,30 +30,19 @@ func (e *Engine) Follow(p worker.Params, ids []int32) (bool, error) {
 	return err == nil, err
 }
 
-// grammar compiles a grammar, which refers to the model's vocabulary.
-func (e *Engine) grammar(text string) (sampling.Constraint, error) {
-	g, ok := e.text.(grammars)
-	if !ok {
-		return nil, errNoGrammar
-	}
-	if strings.ContainsRune(text, 0) {
-		return nil, errors.New("the grammar has a NUL byte")
-	}
-	e.life.RLock()
-	defer e.life.RUnlock()
-	if e.closed {
-		return nil, ErrClosed
-	}
-	return g.Grammar(text)
-}
-
 // constrain makes a sequence that is not queued yet keep to its grammar, the
 // delivered tokens included. free must be called after the sequence's last step.
-func (e *Engine) constrain(s *sequence) (free func(), err error) {
+func (e *Engine) constrain(ctx context.Context, s *sequence) (free func(), err error) {
 	if s.params.Grammar == "" {
 		return func() {}, nil
 	}
-	c, err := e.grammar(s.params.Grammar)
+	c, err := e.grammar(ctx, s.params.Grammar)
+	if ctx.Err() != nil {
+		if err == nil {
+			c.Close()
+		}
+		return nil, context.Cause(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("compile the grammar: %w", err)
 	}
@@ -86,11 +61,15 @@ func (e *Engine) constrain(s *sequence) (free func(), err error) {
 
 // kept is a grammar over what the client will see. llama.cpp gives control tokens a
 // text too, such as "<bos>", which a grammar may allow inside of a string; they have
-// none here, so that the answer would not be what the grammar saw.
+// none here, so that the answer would not be what the grammar saw. And its classes of
+// characters let bytes pass that are no UTF-8, such as 0xF5, for which the client would
+// see others; here tokens of bytes only begin or continue characters.
 type kept struct {
 	sampling.Constraint
 	voc  *vocabulary
 	mark int32 // control token that is part of the grammar, -1 = none
+
+	part []byte // of a character, with which the newest text ends
 
 	waiting bool   // for the mark, before which anything goes
 	begin   string // the mark as text
@@ -123,7 +102,8 @@ func (k *kept) Allow(ids []int32, ok []bool) {
 	for i, id := range ids {
 		ok[i] = false
 		if n < len(asked) && asked[n] == id {
-			ok[i] = k.answers[n] && (len(k.voc.bytes(id)) > 0 || k.voc.ends(id) || id == k.mark && k.begin != "")
+			text := k.voc.bytes(id)
+			ok[i] = k.answers[n] && (len(text) > 0 && spells(k.part, text) || k.voc.ends(id) || id == k.mark && k.begin != "")
 			n++
 		}
 	}
@@ -176,11 +156,44 @@ func (k *kept) passes(text []byte) bool {
 func (k *kept) Accept(id int32) {
 	if !k.waiting {
 		k.Constraint.Accept(id)
+		k.part = append(k.part, k.voc.bytes(id)...)
+		k.part = append(k.part[:0], unfinished(k.part)...)
 		return
 	}
 	k.tail = append(k.tail, k.voc.bytes(id)...)
 	k.tail = k.tail[max(0, len(k.tail)-len(k.begin)):]
 	k.waiting = !(id == k.mark || string(k.tail) == k.begin)
+}
+
+// spells reports whether text goes on with a part of a character as UTF-8 does.
+func spells(part, text []byte) bool {
+	var joined [utf8.UTFMax]byte
+	for n := copy(joined[:], part); n > 0 && n < len(joined) && len(text) > 0; {
+		joined[n] = text[0]
+		n, text = n+1, text[1:]
+		if !utf8.FullRune(joined[:n]) {
+			continue
+		}
+		if r, size := utf8.DecodeRune(joined[:n]); r == utf8.RuneError && size <= 1 {
+			return false
+		}
+		n = 0
+	}
+	rest := unfinished(text)
+	return utf8.Valid(text[:len(text)-len(rest)])
+}
+
+// unfinished is the part of a character with which text ends, if it does.
+func unfinished(text []byte) []byte {
+	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
+		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {
+			if utf8.FullRune(tail) {
+				return nil
+			}
+			return tail
+		}
+	}
+	return nil
 }
 
 // over reports whether the loop has let go of s. What s has sent and nobody took is

@@ -32,13 +32,24 @@ func (a *alternating) Accept(int32) { a.at++ }
 
 func (a *alternating) Close() { a.open.Add(-1) }
 
+func (a *alternating) Clone() (sampling.Constraint, error) {
+	a.open.Add(1)
+	return &alternating{open: a.open}, nil
+}
+
 // grammarTokenizer compiles every grammar but "bad" to alternating.
 type grammarTokenizer struct {
 	bytesTokenizer
-	open atomic.Int64
+	open, made atomic.Int64
+	slow, goOn chan struct{} // "slow" sends to the first, and then receives from the other
 }
 
-func (g *grammarTokenizer) Grammar(text string) (sampling.Constraint, error) {
+func (g *grammarTokenizer) Grammar(text string) (prototype, error) {
+	g.made.Add(1)
+	if strings.HasPrefix(text, "slow") {
+		g.slow <- struct{}{}
+		<-g.goOn
+	}
 	if text == "bad" {
 		return nil, errors.New("refused")
 	}
@@ -95,10 +106,10 @@ func TestGrammarHoldsAndIsFreed(t *testing.T) {
 	if n := tok.open.Load(); n != 0 {
 		t.Errorf("%d constraints were not freed", n)
 	}
-	if err := e.Constrain("bad"); err == nil {
+	if err := e.Constrain(t.Context(), "bad"); err == nil {
 		t.Error("a bad grammar passed")
 	}
-	if err := e.Constrain("a\x00b"); err == nil {
+	if err := e.Constrain(t.Context(), "a\x00b"); err == nil {
 		t.Error("a grammar with NUL passed")
 	}
 	p.Grammar = "bad"
@@ -112,7 +123,7 @@ func TestGrammarHoldsAndIsFreed(t *testing.T) {
 		t.Errorf("load afterwards is %+v", l)
 	}
 	e.text = bytesTokenizer{}
-	if err := e.Constrain("any"); !errors.Is(err, errNoGrammar) {
+	if err := e.Constrain(t.Context(), "any"); !errors.Is(err, errNoGrammar) {
 		t.Errorf("without grammars: %v", err)
 	}
 }
@@ -187,7 +198,7 @@ func TestRealGrammar(t *testing.T) {
 		t.Errorf("only %d answers ended by themselves, the rest shows little", n)
 	}
 	for _, bad := range []string{"root ::= root \"a\"", "nothing", "root ::= missing"} {
-		if err := e.Constrain(bad); err == nil {
+		if err := e.Constrain(t.Context(), bad); err == nil {
 			t.Errorf("grammar %q passed", bad)
 		}
 	}
@@ -281,7 +292,7 @@ func testGrammarResume(t *testing.T, e *Engine, prompt []int32, p worker.Params,
 // answer, at any place of a text with characters of one to four bytes.
 func TestRealGrammarAsksTheLikely(t *testing.T) {
 	e := openReal(t, realConfig(t))
-	c, err := e.grammar(grammar.Object())
+	c, err := e.grammar(t.Context(), grammar.Object())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +327,7 @@ func TestRealGrammarAsksTheLikely(t *testing.T) {
 // nearly every step does, and about the whole vocabulary, as the worst one does.
 func BenchmarkGrammar(b *testing.B) {
 	e := openReal(b, realConfig(b))
-	c, err := e.grammar(realGrammar(b, realSchemas["person"]))
+	c, err := e.grammar(b.Context(), realGrammar(b, realSchemas["person"]))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -344,7 +355,7 @@ func BenchmarkGrammar(b *testing.B) {
 	b.Run("compile", func(b *testing.B) {
 		g := realGrammar(b, realSchemas["person"])
 		for b.Loop() {
-			if err := e.Constrain(g); err != nil {
+			if err := e.Constrain(b.Context(), g); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -22,12 +22,24 @@ type nativeGrammar struct {
 	array   *llama.TokenDataArray // on the heap: its address crosses to C
 }
 
+var _ prototype = (*nativeGrammar)(nil)
+
 // Grammar implements grammars.
-func (n *native) Grammar(text string) (sampling.Constraint, error) {
+func (n *native) Grammar(text string) (prototype, error) {
 	n.lib.lines.forget()
 	s := llama.SamplerInitGrammar(n.vocab, text, "root")
 	if s == 0 {
 		return nil, n.lib.because(errors.New("llama.cpp refuses the grammar"))
+	}
+	return &nativeGrammar{sampler: s, array: new(llama.TokenDataArray)}, nil
+}
+
+// Clone implements prototype: llama.cpp only reads what it copies.
+func (g *nativeGrammar) Clone() (sampling.Constraint, error) {
+	s := llama.SamplerClone(g.sampler)
+	runtime.KeepAlive(g)
+	if s == 0 {
+		return nil, errors.New("llama.cpp does not copy the grammar")
 	}
 	return &nativeGrammar{sampler: s, array: new(llama.TokenDataArray)}, nil
 }
