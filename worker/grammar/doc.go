@@ -15,4 +15,11 @@
 //   - a string with a pattern is no more than what the pattern itself matches.
 //
 // The first three keep a model that is not sure from going on for ever.
+//
+// One schema has one grammar, on every worker: a stream goes on elsewhere only so.
+//
+// llama.cpp writes repetitions out: a string of at most 2000 characters is 2000 rules.
+// They count in the limit of a grammar's size, and equal strings and lists are one rule.
+// So do properties that may be left out, in a limit of their own. The schema that is too
+// large is refused with the place where it became so.
 package grammar

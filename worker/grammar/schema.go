@@ -17,6 +17,7 @@ import (
 const (
 	deepest   = 32   // schemas within each other
 	mostRules = 8192 // of one grammar, each repetition counted as what llama.cpp makes of it
+	mostFree  = 500  // properties of one object that may be left out: llama.cpp tries all that may come next
 	longest   = 2000 // repetitions of one thing, llama.cpp's own limit
 )
 

@@ -21,7 +21,7 @@ func (c *converter) object(n node) (string, *openai.Error) {
 	if len(props) == 0 {
 		return c.dictionary(n)
 	}
-	pairs := make([]string, len(props))
+	pairs, free := make([]string, len(props)), 0
 	for i, p := range props {
 		value, err := c.schema(p.raw, n.param+".properties."+p.name)
 		if err != nil {
@@ -29,6 +29,12 @@ func (c *converter) object(n node) (string, *openai.Error) {
 		}
 		key, _ := jsontext.AppendQuote(nil, p.name) // it was a JSON string
 		pairs[i] = c.Rule(Literal(string(key)+":") + " " + c.use("ws") + " " + value)
+		if !slices.Contains(required, p.name) {
+			free++
+		}
+	}
+	if free > mostFree {
+		return "", n.invalid("properties", "the schema is too large: %d properties are not required, at most %d may be", free, mostFree)
 	}
 	// From the end: what may follow once a pair was written, and what may come
 	// while none was.
