@@ -32,23 +32,24 @@ func durationPaths(t reflect.Type, path string) []string {
 func durationDocument(value string, paths map[string][]string) string {
 	var b strings.Builder
 	for _, kind := range []string{policy.KindMesh, policy.KindWorkerPool, policy.KindModelRoute} {
-		spec := map[string]string{
+		var spec strings.Builder
+		spec.WriteString(map[string]string{
 			policy.KindMesh:       "{zone: a",
 			policy.KindWorkerPool: "{engine: sim, model: m, local: [{id: w1}]",
 			policy.KindModelRoute: "{models: [m], tiers: [{pool: x}]",
-		}[kind]
+		}[kind])
 		inner := map[string][]string{}
 		for _, path := range paths[kind] {
 			if outer, name, deep := strings.Cut(path, "."); deep {
 				inner[outer] = append(inner[outer], name+": "+value)
 			} else {
-				spec += ", " + path + ": " + value
+				spec.WriteString(", " + path + ": " + value)
 			}
 		}
 		for outer, list := range inner {
-			spec += ", " + outer + ": {" + strings.Join(list, ", ") + "}"
+			spec.WriteString(", " + outer + ": {" + strings.Join(list, ", ") + "}")
 		}
-		fmt.Fprintf(&b, "---\napiVersion: %s\nkind: %s\nmetadata: {name: x}\nspec: %s}\n", policy.APIVersion, kind, spec)
+		fmt.Fprintf(&b, "---\napiVersion: %s\nkind: %s\nmetadata: {name: x}\nspec: %s}\n", policy.APIVersion, kind, spec.String())
 	}
 	return b.String()
 }

@@ -20,7 +20,7 @@ func (m *localMesh) makeRun() (string, error) {
 	}
 	lock, err := claimFolder(dir)
 	if err != nil {
-		return "", withHint(fmt.Errorf("Mesh.spec.listen.sockets: %w", err), "name a folder that is empty or not there, in one that exists and is writable")
+		return "", withHint(fmt.Errorf("listen.sockets: %w", err), "name a folder that is empty or not there, in one that exists and is writable")
 	}
 	m.owned = append(m.owned, lock)
 	return dir, nil

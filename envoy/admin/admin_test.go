@@ -154,9 +154,11 @@ func TestStatsOfOtherKinds(t *testing.T) {
 func TestRefusal(t *testing.T) {
 	for name, c := range map[string]struct{ details, want string }{
 		"a port": {`cannot bind '127.0.0.1:19735': Address already in use`, "cannot bind '127.0.0.1:19735': Address already in use"},
-		"a value": {`goo.gle/debugproto   \ngrpc_service {\n  envoy_grpc {\n    cluster_name: \"ext_proc\"\n  }\n}\nmessage_timeout {\n  seconds: 7200\n}\n` +
-			`route_cache_action: CLEAR\n: Proto constraint validation failed (ExternalProcessorValidationError.MessageTimeout: value must be inside range [0s, 1h0m0s])`,
-			"Proto constraint validation failed (ExternalProcessorValidationError.MessageTimeout: value must be inside range [0s, 1h0m0s])"},
+		"a value": {
+			`goo.gle/debugproto   \ngrpc_service {\n  envoy_grpc {\n    cluster_name: \"ext_proc\"\n  }\n}\nmessage_timeout {\n  seconds: 7200\n}\n` +
+				`route_cache_action: CLEAR\n: Proto constraint validation failed (ExternalProcessorValidationError.MessageTimeout: value must be inside range [0s, 1h0m0s])`,
+			"Proto constraint validation failed (ExternalProcessorValidationError.MessageTimeout: value must be inside range [0s, 1h0m0s])",
+		},
 		"nothing": {"", ""},
 	} {
 		got, err := page(t, `{"configs":[{"@type":"x","name":"egress","active_state":{}},{"name":"other","error_state":{"details":"not this one"}},

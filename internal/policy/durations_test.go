@@ -43,7 +43,7 @@ func TestDurationRanges(t *testing.T) {
 			default:
 				text = strings.Replace(text, "spec:\n", "spec: {\n", 1)
 			}
-			for _, name := range strings.Split(c.path, ".") {
+			for name := range strings.SplitSeq(c.path, ".") {
 				text += "  " + name + ": {\n"
 			}
 			text = strings.TrimSuffix(text, "{\n") + c.value + strings.Repeat(" }", strings.Count(c.path, ".")+1) + "\n---\n" + pool
