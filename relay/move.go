@@ -24,6 +24,12 @@ const (
 	causeGateway   = "gateway"   // the client came back to another one
 )
 
+// byWish reports whether a move was somebody's wish: such a one is not among those that
+// an answer may make.
+func byWish(cause string) bool {
+	return cause == causeGateway || cause == causeMigrate || cause == causeDraining
+}
+
 // leaving says that an answer should go on elsewhere.
 type leaving struct {
 	cause  string
@@ -179,6 +185,9 @@ func (j *job) depart(why leaving) (stays string) {
 	if flows && (why.cause == causeTimeout || why.cause == causeUnhealthy) && j.r.exodus(j.pool) {
 		return "most of its pool is sick"
 	}
+	if stays := j.r.refuses(why.to, a.w); stays != "" {
+		return stays
+	}
 	w, ok := j.target(a, []string{a.w.id}, why.to)
 	if !ok {
 		j.arm(lookAgain)
@@ -198,6 +207,27 @@ func (j *job) depart(why leaving) (stays string) {
 	j.hedged = true
 	j.launch(b)
 	j.arm(lookLong)
+	return ""
+}
+
+// refuses says why an answer of from cannot go on at the worker that an operator named,
+// "" when it can or none is named.
+func (r *Relay) refuses(to string, from worker) string {
+	info, ok := r.cfg.Picker.Info(to)
+	switch {
+	case to == "":
+		return ""
+	case to == from.id:
+		return "it is at " + to + " already"
+	case !ok:
+		return "there is no worker " + to
+	case info.Fingerprint != from.fingerprint:
+		return to + " has other weights than " + from.id
+	case info.Status == health.Draining:
+		return to + " is being drained"
+	case info.Status != health.Healthy && info.Status != health.Degraded:
+		return to + " takes no requests, it is " + info.Status.String()
+	}
 	return ""
 }
 

@@ -387,9 +387,8 @@ func TestMigrate(t *testing.T) {
 			case 2:
 				for path, want := range map[string]string{
 					"/v1/streams/nobody/migrate":            "404 No stream of that id",
-					"/v1/streams/stream-1/migrate?to=w1":    "409 no other worker",
-					"/v1/streams/stream-1/migrate?to=w9":    "409 no other worker",
-					"/v1/streams/stream-1/migrate?to=other": "409 no other worker",
+					"/v1/streams/stream-1/migrate?to=w1":    "409 it is at w1 already",
+					"/v1/streams/stream-1/migrate?to=w9":    "409 there is no worker w9",
 				} {
 					if code, text := post(m, path); !strings.HasPrefix(want, fmt.Sprint(code)) || !strings.Contains(text, want[4:]) {
 						t.Errorf("%s: %d %s, want %s", path, code, text, want)
@@ -422,4 +421,51 @@ func TestRouteIsTold(t *testing.T) {
 		}
 		well(t)(n, w, r, body)
 	})
+}
+
+// Why an answer cannot go on at the worker that was named.
+func TestRefuses(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		m.picker.Update(ownFleet(5, func(i int, w *fleetpb.Worker) {
+			switch i {
+			case 2:
+				w.Status = int32(health.Draining)
+			case 3:
+				w.Fingerprint = "g"
+			case 4:
+				w.Status = int32(health.Timeout)
+			}
+		}))
+		from := m.relay.worker("w1", "10.0.0.1:80")
+		for to, want := range map[string]string{
+			"": "", "w5": "", "w1": "it is at w1 already", "w9": "there is no worker w9", "w2": "w2 is being drained",
+			"w3": "w3 has other weights than w1", "w4": "w4 takes no requests, it is TIMEOUT",
+		} {
+			if got := m.relay.refuses(to, from); got != want {
+				t.Errorf("to %q: %q, want %q", to, got, want)
+			}
+		}
+	}, well(t))
+}
+
+// What operators wish does not use up what an answer may move by itself.
+func TestWishesAreNotCounted(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		to := "w2"
+		body := m.follow(strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":60`, 1), func(n int) {
+			if n%4 != 0 || n > 48 {
+				return
+			}
+			rec := httptest.NewRecorder()
+			m.relay.StreamsHandler().ServeHTTP(rec, httptest.NewRequest(http.MethodPost, "/v1/streams/stream-1/migrate?to="+to, nil))
+			if rec.Code != http.StatusNoContent {
+				t.Errorf("migration at token %d: %d %s", n, rec.Code, rec.Body)
+			}
+			to = map[string]string{"w2": "w3", "w3": "w2"}[to]
+		})
+		m.checkWhole(body, 1, 60, true)
+		if n := m.movesOf(causeMigrate, kvRestored); n <= 8 {
+			t.Errorf("%d moves, want more than the 8 that an answer may make by itself", n)
+		}
+	}, well(t))
 }

@@ -146,7 +146,7 @@ func (a *attempt) begin(resp *http.Response) (outcome, bool) {
 			j.out.begin(http.StatusOK, h)
 		}
 	} else {
-		if a.cause != causeGateway {
+		if !byWish(a.cause) {
 			j.moves++
 		}
 		j.from = was.w.id

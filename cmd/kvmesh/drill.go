@@ -165,7 +165,7 @@ func (d *driller) report(o drillOptions, h *harm, want, got *heard) *drillReport
 	}
 	r := &drillReport{
 		Fault: o.fault, Model: o.model, From: h.worker, At: cut, Tokens: len(got.tokens), Error: got.failed,
-		Verdict: drill.Judge(want.tokens, got.tokens, cut),
+		Verdict: judge(want, got, cut),
 		Before:  strings.Join(got.tokens[:cut], ""), After: strings.Join(got.tokens[cut:], ""),
 	}
 	r.GapMS, r.MedianMS = pauses(got.times, cut)
@@ -174,6 +174,16 @@ func (d *driller) report(o drillOptions, h *harm, want, got *heard) *drillReport
 		r.To, r.Cause, r.KV, r.Restored, r.Computed = last.To, last.Cause, last.KV, last.Restored, last.Computed
 	}
 	return r
+}
+
+// judge holds an answer against the undisturbed one: by the ids of the tokens if both
+// have them.
+func judge(want, got *heard, cut int) drill.Verdict {
+	w, g := want.told(), got.told()
+	if (len(want.ids) == len(want.tokens)) != (len(got.ids) == len(got.tokens)) {
+		w, g = want.tokens, got.tokens
+	}
+	return drill.Judge(w, g, cut)
 }
 
 // pauses returns the longest pause from the token before the cut on, and the median of

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,9 +20,10 @@ import (
 
 // heard is an answer as a client got it.
 type heard struct {
-	stream string   // its id
-	tokens []string // the text of each event, which is a token
-	times  []time.Time
+	stream string      // its id
+	tokens []string    // the text of each token; where one event has several, the first has it all
+	times  []time.Time // when each came
+	ids    []string    // of the tokens, as far as the server tells them
 	worker string // of the first byte
 	moves  []fleet.MoveView
 	failed string // the error event that ended it, or how it broke off
@@ -33,7 +35,7 @@ const mostDrill = 5 * time.Minute
 // ask streams one completion. after, unless nil, is called once with what was heard so
 // far when o.at tokens have come.
 func (d *driller) ask(ctx context.Context, o drillOptions, after func(context.Context, *heard) error) (*heard, error) {
-	body, err := json.Marshal(map[string]any{"model": o.model, "prompt": o.prompt, "max_tokens": o.tokens, "temperature": 0, "stream": true})
+	body, err := json.Marshal(map[string]any{"model": o.model, "prompt": o.prompt, "max_tokens": o.tokens, "temperature": 0, "stream": true, "return_token_ids": true})
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
@@ -85,7 +87,10 @@ var errEvent = errors.New("error event")
 // take notes one event.
 func (h *heard) take(ev openai.Event) error {
 	var chunk struct {
-		Choices []struct{ Text string }
+		Choices []struct {
+			Text string
+			IDs  []int64 `json:"token_ids"`
+		}
 		Error   *struct{ Message string }
 	}
 	if err := json.Unmarshal(ev.Data, &chunk); err != nil {
@@ -101,11 +106,33 @@ func (h *heard) take(ev openai.Event) error {
 		h.stream = id
 	}
 	for _, c := range chunk.Choices {
-		if c.Text != "" {
-			h.tokens, h.times = append(h.tokens, c.Text), append(h.times, time.Now())
-		}
+		h.hear(c.Text, c.IDs)
 	}
 	return nil
+}
+
+// hear notes the tokens of one event. Without their ids a text is one token; with them, a
+// token may have no text of its own, as the first half of a character.
+func (h *heard) hear(text string, ids []int64) {
+	n := len(ids)
+	if n == 0 && text != "" {
+		n = 1
+	}
+	for i := range n {
+		h.tokens, h.times = append(h.tokens, text), append(h.times, time.Now())
+		if text = ""; len(ids) > 0 {
+			h.ids = append(h.ids, strconv.FormatInt(ids[i], 10))
+		}
+	}
+}
+
+// told is what tells the tokens apart: their ids where the server told all of them, else
+// their texts.
+func (h *heard) told() []string {
+	if len(h.ids) == len(h.tokens) {
+		return h.ids
+	}
+	return h.tokens
 }
 
 // follow watches the answer's moves at the gateway until it is told to stop; h.moves

@@ -19,7 +19,7 @@ import (
 // first token of the other worker.
 func migrateCommand(e *env) *cobra.Command {
 	var f meshFlags
-	var to string
+	var to, output string
 	c := &cobra.Command{
 		Use:   "migrate STREAM",
 		Short: "Move one stream to another worker",
@@ -31,6 +31,10 @@ the beginning of an id is enough where only one stream has it.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: streamNames(e, &f),
 		RunE: func(c *cobra.Command, args []string) error {
+			js, err := asJSON(output)
+			if err != nil {
+				return err
+			}
 			gateway, err := f.findGateway(c.Context(), e)
 			if err != nil {
 				return err
@@ -42,14 +46,24 @@ the beginning of an id is enough where only one stream has it.`,
 			if err := migrate(c.Context(), gateway, id, to); err != nil {
 				return fmt.Errorf("migrate %s: %w", id, err)
 			}
+			if js {
+				return writeJSON(e.stdout, asked{id, to})
+			}
 			_, err = fmt.Fprintf(e.stdout, "%s moves; `%s streams` shows where it is.\n", id, e.self())
 			return err
 		},
 	}
 	opsFlags(c, &f)
+	outputFlag(c, &output)
 	c.Flags().StringVar(&to, "to", "", "worker to move to (default: the best other one)")
 	_ = c.RegisterFlagCompletionFunc("to", workerNames(e, &f)) // the flag was just added
 	return c
+}
+
+// asked is the answer of `kvmesh migrate -o json`: what is under way.
+type asked struct {
+	Stream string `json:"stream"`
+	To     string `json:"to,omitempty"` // the worker that was named, "" for the best one
 }
 
 // wholeID completes the beginning of a stream's id.

@@ -205,6 +205,9 @@ func TestStreamsOutliveWorker(t *testing.T) {
 		if err := fleet.NewClient(m.API).Drain(t.Context(), worker, false); err != nil {
 			t.Error(err)
 		}
+		if moved == 0 {
+			t.Error("no answer moved: the worker was empty because they ended there")
+		}
 		t.Logf("%d answers moved, and the worker was empty after %v; longest silence %v", moved, empty, gap)
 	})
 	t.Run("stopped before the first token", func(t *testing.T) { stoppedEarly(failover{t, m}) })
