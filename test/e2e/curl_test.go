@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -70,6 +71,7 @@ func curl(args []string) error {
 	fail := f.Bool("sf", false, "")
 	h2 := f.Bool("http2-prior-knowledge", false, "")
 	most := f.Int("m", 600, "")
+	method := f.String("X", "", "")
 	format, out, data := f.String("w", "", ""), f.String("o", "", ""), f.String("d", "", "")
 	f.StringVar(data, "data-binary", "", "")
 	f.Var(h, "H", "")
@@ -88,6 +90,7 @@ func curl(args []string) error {
 	if err != nil {
 		return err
 	}
+	req.Method = cmp.Or(*method, req.Method)
 	p := &http.Protocols{}
 	p.SetHTTP1(!*h2)
 	p.SetUnencryptedHTTP2(*h2)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -126,6 +128,72 @@ func stopsAtBrokenStreams(t *testing.T, m *testmesh.Mesh) {
 			t.Errorf("%s is %s, drained %v; want worker-1 drained, which failed", w.ID, w.Status, w.Drained)
 		}
 	}
+}
+
+// The script of docs/rollout.md replaces a worker under load over HTTP, and keeps out a
+// rollout of the same pool meanwhile.
+func TestRolloutByHTTP(t *testing.T) {
+	const tokens = 60
+	doc, err := os.ReadFile(filepath.Join(testmesh.Root(), "docs", "rollout.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, script, _ := strings.Cut(string(doc), "```sh\n")
+	script, _, ok := strings.Cut(script, "```")
+	if !ok {
+		t.Fatal("docs/rollout.md has no script")
+	}
+	m := testmesh.StartPolicy(t, bin, quick)
+	if err := os.WriteFile(filepath.Join(m.Dir, "replace.sh"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want := undisturbed(t, m, 12, tokens)
+	before := m.Parts()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		// The restart command tries a rollout of its own while the pool is the script's.
+		c := exec.Command("sh", "replace.sh", "sim", "worker-2", "sh", "-c", `"$0" rollout --journal other.json worker-1 2>refused && exit 1; kill -TERM $KVMESH_WORKER_PID`, bin)
+		c.Dir, c.Env = m.Dir, append(curlPath(t), "API="+m.API, "GATEWAY="+m.Gateway(t))
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("replace.sh: %v: %s", err, out)
+		}
+	}()
+	steady(ctx, t, m, want, tokens)
+	after := m.Parts()
+	for id, pid := range before {
+		if replaced := after[id] != pid; replaced != (id == "worker-2") {
+			t.Errorf("%s is process %d, was %d; want only worker-2 replaced", id, after[id], pid)
+		}
+	}
+	if refused, err := os.ReadFile(filepath.Join(m.Dir, "refused")); err != nil || !strings.Contains(string(refused), "another rollout of this pool is under way: replace.sh-") {
+		t.Errorf("a second rollout of the pool: %q, %v", refused, err)
+	}
+	if out, err := exec.Command("sh", "-c", `cd "$0" && "$1" rollout --dry-run`, m.Dir, bin).CombinedOutput(); err != nil {
+		t.Errorf("afterwards: %v: %s", err, out)
+	}
+	for _, w := range m.Workers(t) {
+		if w.Drained {
+			t.Errorf("%s is still drained", w.ID)
+		}
+	}
+}
+
+// curlPath is the environment, with a stand-in for curl where the machine has none.
+func curlPath(t *testing.T) []string {
+	t.Helper()
+	if _, err := exec.LookPath("curl"); err == nil {
+		return os.Environ()
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Error(err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(self, filepath.Join(dir, "curl")); err != nil {
+		t.Error(err)
+	}
+	return append(os.Environ(), "PATH="+dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
 // A worker with at least 100 live streams is emptied, and none of them broke. How long that
