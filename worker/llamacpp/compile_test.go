@@ -15,7 +15,9 @@ import (
 // TestGrammarIsCompiledOnce: the choices of a request, and other requests beside it, share
 // what was compiled; it goes with the last of them.
 func TestGrammarIsCompiledOnce(t *testing.T) {
-	e := startFake(t, fakeConfig(), newFakeContext(t, 256))
+	cfg := fakeConfig()
+	cfg.MaxQueue = 64
+	e := startFake(t, cfg, newFakeContext(t, 256))
 	defer e.Close()
 	tok := new(grammarTokenizer)
 	e.text = tok
