@@ -173,8 +173,10 @@ func newWeights(e *env, models []string) (*weights, error) {
 	return w, nil
 }
 
-// hash returns the hash of a model's weights.
+// hash returns the hash of a model's weights. Behind ## LMCache says how the tokens of a
+// chunk are shared out among ranks, which is a matter of the name alone.
 func (w *weights) hash(ctx context.Context, model string) (string, error) {
+	model, _, _ = strings.Cut(model, "##")
 	what, ok := w.known[model]
 	if ok && strings.HasPrefix(what, "sha256:") {
 		return what, nil

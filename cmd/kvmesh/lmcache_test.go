@@ -44,7 +44,7 @@ func TestWeightsOfModels(t *testing.T) {
 	if h := hash(one); !strings.HasPrefix(h, "sha256:") || hash("org/name") != h || hash("named") == h {
 		t.Errorf("%s, %s, %s", h, hash("org/name"), hash("named"))
 	}
-	if h := hash("hashed"); h != "sha256:0123" {
+	if h := hash("hashed##lmcache-dcp-layout-v1-d2-interleave1"); h != "sha256:0123" {
 		t.Errorf("by hash %s", h)
 	}
 	if h := hash("gguf"); !strings.HasPrefix(h, "sha256:") || h == hash("named") {
