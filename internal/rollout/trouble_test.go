@@ -205,12 +205,19 @@ func TestDeathInTheDrain(t *testing.T) {
 					}
 					w.back, w.streams = time.Now().Add(back), 0
 				case "restart w0":
+					if back < comeback && !w.back.IsZero() {
+						t.Errorf("restarted while it was about to come back by itself after %v", back)
+					}
 					m.restarted = func(w *fakeWorker) { w.Fingerprint = "new" }
 				}
 				return nil
 			}
 			if err := Run(t.Context(), m, p, Defaults()); err != nil {
 				t.Fatal(err)
+			}
+			// What came back took requests again, and is emptied like any other.
+			if n := strings.Count(strings.Join(m.events, ","), "drain w0,restart w0"); back < comeback && (n != 1 || len(m.events) != 4) {
+				t.Errorf("back after %v: %v", back, m.events)
 			}
 			if !slices.Contains(m.events, "restart w0") || p.Steps[0].Now != "new" {
 				t.Errorf("back after %v: %v, %+v; want a restart to the new version", back, m.events, p.Steps)
