@@ -386,9 +386,9 @@ func TestMigrate(t *testing.T) {
 			switch n {
 			case 2:
 				for path, want := range map[string]string{
-					"/v1/streams/nobody/migrate":            "404 No stream of that id",
-					"/v1/streams/stream-1/migrate?to=w1":    "409 it is at w1 already",
-					"/v1/streams/stream-1/migrate?to=w9":    "409 there is no worker w9",
+					"/v1/streams/nobody/migrate":         "404 No stream of that id",
+					"/v1/streams/stream-1/migrate?to=w1": "409 it is at w1 already",
+					"/v1/streams/stream-1/migrate?to=w9": "409 there is no worker w9",
 				} {
 					if code, text := post(m, path); !strings.HasPrefix(want, fmt.Sprint(code)) || !strings.Contains(text, want[4:]) {
 						t.Errorf("%s: %d %s, want %s", path, code, text, want)

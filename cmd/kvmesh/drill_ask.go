@@ -24,7 +24,7 @@ type heard struct {
 	tokens []string    // the text of each token; where one event has several, the first has it all
 	times  []time.Time // when each came
 	ids    []string    // of the tokens, as far as the server tells them
-	worker string // of the first byte
+	worker string      // of the first byte
 	moves  []fleet.MoveView
 	failed string // the error event that ended it, or how it broke off
 }
@@ -91,7 +91,7 @@ func (h *heard) take(ev openai.Event) error {
 			Text string
 			IDs  []int64 `json:"token_ids"`
 		}
-		Error   *struct{ Message string }
+		Error *struct{ Message string }
 	}
 	if err := json.Unmarshal(ev.Data, &chunk); err != nil {
 		h.failed = "an event is no JSON: " + err.Error()

@@ -160,10 +160,25 @@ func TestSpells(t *testing.T) {
 		part, text string
 		want       bool
 	}{
-		{"", "a", true}, {"", "é", true}, {"", "\xf4", true}, {"", "\xf5", false}, {"", "\xff", false}, {"", "\xc0", false}, {"", "\x80", false},
-		{"", "ab\xf0\x9f", true}, {"", "a\xf4\x90", false}, {"", "\xed\xa0", false}, {"", "\xe0\x80", false},
-		{"\xf0\x9f", "\x99", true}, {"\xf0\x9f", "\x99\x82x", true}, {"\xf0\x9f", "x", false}, {"\xf0\x9f", "\x99\x82\x82", false},
-		{"\xf4", "\x8f\xbf\xbf", true}, {"\xf4", "\x90", false}, {"\xc3", "\xa9\xc3", true}, {"\xc3", "\xa9\xc1", false},
+		{"", "a", true},
+		{"", "é", true},
+		{"", "\xf4", true},
+		{"", "\xf5", false},
+		{"", "\xff", false},
+		{"", "\xc0", false},
+		{"", "\x80", false},
+		{"", "ab\xf0\x9f", true},
+		{"", "a\xf4\x90", false},
+		{"", "\xed\xa0", false},
+		{"", "\xe0\x80", false},
+		{"\xf0\x9f", "\x99", true},
+		{"\xf0\x9f", "\x99\x82x", true},
+		{"\xf0\x9f", "x", false},
+		{"\xf0\x9f", "\x99\x82\x82", false},
+		{"\xf4", "\x8f\xbf\xbf", true},
+		{"\xf4", "\x90", false},
+		{"\xc3", "\xa9\xc3", true},
+		{"\xc3", "\xa9\xc1", false},
 	} {
 		if got := spells([]byte(c.part), []byte(c.text)); got != c.want {
 			t.Errorf("%q after %q: %v", c.text, c.part, got)

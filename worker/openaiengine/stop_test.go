@@ -81,7 +81,9 @@ func TestStopStringOverTheCut(t *testing.T) {
 	} {
 		free := get(path, ask, "", 1000)
 		for _, c := range []struct{ stop, more string }{
-			{free.text[5:8], ""}, {free.text[4:9], ""}, {free.text[6:7], ""},
+			{free.text[5:8], ""},
+			{free.text[4:9], ""},
+			{free.text[6:7], ""},
 			{free.text[5:8], `,"include_stop_str_in_output":true`},
 			{free.text[5:8] + "!", ""}, // begins, and does not come
 		} {
