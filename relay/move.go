@@ -162,6 +162,9 @@ func (j *job) depart(why leaving) (stays string) {
 	if len(j.running) == 2 && j.running[1].w.id == why.worker {
 		j.watchNew(j.running[1])
 	}
+	if stays := j.r.unknown(why.to); stays != "" {
+		return stays
+	}
 	if len(j.running) != 1 || j.ctx.Err() != nil {
 		return "it is about to move already"
 	}
@@ -220,7 +223,7 @@ func (r *Relay) refuses(to string, from worker) string {
 	case to == from.id:
 		return "it is at " + to + " already"
 	case !ok:
-		return "there is no worker " + to
+		return r.unknown(to)
 	case info.Fingerprint != from.fingerprint:
 		return to + " has other weights than " + from.id
 	case info.Status == health.Draining:
@@ -229,6 +232,17 @@ func (r *Relay) refuses(to string, from worker) string {
 		return to + " takes no requests, it is " + info.Status.String()
 	}
 	return ""
+}
+
+// unknown says that there is no worker of that name, if one is named.
+func (r *Relay) unknown(to string) string {
+	if to == "" {
+		return ""
+	}
+	if _, ok := r.cfg.Picker.Info(to); ok {
+		return ""
+	}
+	return "there is no worker " + to
 }
 
 // hedge has another worker try beside one that is silent before the first token:

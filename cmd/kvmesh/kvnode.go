@@ -92,12 +92,12 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	}
 	e.log.Info("KV node is ready", "dir", o.Dir, "bytes", store.Stats().Limit, "blocks", blocks, "took", time.Since(begin).Round(time.Millisecond))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return kvnode.NewServer(store, below, e.log).Serve(ctx, l) })
 	if o.resp != "" {
 		if err := o.serveRESP(ctx, e, store, group); err != nil {
 			return err
 		}
 	}
+	group.Go(func() error { return kvnode.NewServer(store, below, e.log).Serve(ctx, l) })
 	if o.metrics != "" {
 		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}
@@ -110,7 +110,7 @@ func (o kvNodeOptions) serveRESP(ctx context.Context, e *env, store *arena.Store
 	if err != nil {
 		return err
 	}
-	l, err := listenLocal(ctx, o.resp)
+	l, err := listenLocal(ctx, "--resp", o.resp)
 	if err != nil {
 		return err
 	}

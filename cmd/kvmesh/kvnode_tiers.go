@@ -30,7 +30,7 @@ type tierOptions struct {
 func (o *tierOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.nvme.Dir, "nvme", "", "directory on a disk, this node's own, for what has no room in memory and is to outlive it (default none)")
 	f.Int64Var(&o.nvme.Limit, "nvme-limit", 64<<30, "most bytes in --nvme")
-	f.StringVar(&o.redis.Redis.URL, "redis", "", "URL of a node of a Redis or Valkey Cluster that keeps KV for all hosts; KV_REDIS_URL where it has a password (default none)")
+	f.StringVar(&o.redis.Redis.URL, "redis", "", "URL of a node of a Redis or Valkey Cluster that keeps KV for all hosts; KV_REDIS_URL takes its place, where it has a password (default none)")
 	f.BoolVar(&o.redis.Single, "redis-single", false, "--redis is one server and no cluster")
 	f.StringVar(&o.redis.Prefix, "redis-prefix", "kvmesh", "what all keys in --redis begin with; nodes with another share nothing")
 	f.Int64Var(&o.redis.Limit, "redis-limit", 64<<30, "most bytes in --redis, of all nodes together")
@@ -42,7 +42,9 @@ func (o *tierOptions) add(f *pflag.FlagSet) {
 
 // complete takes from the environment what the flags leave open, and checks both.
 func (o *tierOptions) complete(e *env) error {
-	o.redis.Redis.URL = cmp.Or(e.getenv("KV_REDIS_URL"), o.redis.Redis.URL)
+	if o.redis.Redis.URL != "" { // the variable alone, which others may use, sends nobody's KV anywhere
+		o.redis.Redis.URL = cmp.Or(e.getenv("KV_REDIS_URL"), o.redis.Redis.URL)
+	}
 	if o.s3URL != "" {
 		bucket, prefix, ok := policy.SplitS3(o.s3URL)
 		if !ok {

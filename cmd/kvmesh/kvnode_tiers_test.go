@@ -39,6 +39,9 @@ func TestTierFlags(t *testing.T) {
 	if s := o.s3.S3; s.AccessKey != "AK" || s.SecretKey != "SK" || s.Region != "r2" || s.Endpoint != "http://env:1" {
 		t.Errorf("S3 by %s in %s at %s", s.AccessKey, s.Region, s.Endpoint)
 	}
+	if o, _, err := tierFlags(t, map[string]string{"KV_REDIS_URL": "redis://h:1"}); err != nil || o.redis.Redis.URL != "" {
+		t.Errorf("a tier that nobody asked for: %q, %v", o.redis.Redis.URL, err)
+	}
 	for _, bad := range [][]string{{"--s3", "bucket"}, {"--s3", "s3://B_"}, {"--s3", "s3://bucket", "--s3-endpoint", "h:1"}} {
 		if _, _, err := tierFlags(t, nil, bad...); err == nil {
 			t.Errorf("%v is taken", bad)

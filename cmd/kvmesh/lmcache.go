@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -80,7 +81,7 @@ func runLMCache(ctx context.Context, e *env, o lmcacheOptions) error {
 	defer s.Close()
 	var listeners []net.Listener
 	for _, addr := range o.listen {
-		l, err := listenLocal(ctx, addr)
+		l, err := listenLocal(ctx, "--listen", addr)
 		if err != nil {
 			for _, l := range listeners {
 				l.Close()
@@ -110,24 +111,20 @@ func lmcacheHandler(s *lmcache.Server) http.Handler {
 
 // listenLocal listens where only this host can connect: on a socket of mode 0600, or on a
 // loopback address.
-func listenLocal(ctx context.Context, addr string) (net.Listener, error) {
+func listenLocal(ctx context.Context, flag, addr string) (net.Listener, error) {
 	path, unix := strings.CutPrefix(addr, "unix:")
 	if !unix {
 		host, _, err := net.SplitHostPort(addr)
 		if err != nil {
-			return nil, usagef("--listen %q: want unix:PATH or ip:port", addr)
+			return nil, usagef("%s %q: want unix:PATH or ip:port", flag, addr)
 		}
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return nil, usagef("--listen %q: want a loopback address; engines of other hosts cannot reach this one's memory", addr)
+			return nil, usagef("%s %q: want a loopback address; engines of other hosts cannot reach this one's memory", flag, addr)
 		}
 		return listenTCP(ctx, addr)
 	}
-	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		c.Close()
-		return nil, withHint(fmt.Errorf("listen on %s: somebody does already", path), "another `kvmesh lmcache` runs: give this one another --listen")
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	if err := removeDead(flag, path); err != nil {
+		return nil, err
 	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "unix", path)
@@ -139,6 +136,27 @@ func listenLocal(ctx context.Context, addr string) (net.Listener, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// removeDead removes the socket of a process that was killed, and nothing else.
+func removeDead(flag, path string) error {
+	st, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("%s: %w", flag, err)
+	case st.Mode().Type() != fs.ModeSocket:
+		return usagef("%s unix:%s: there is a file which is no socket", flag, path)
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if !errors.Is(err, syscall.ECONNREFUSED) { // it may be slow, or stopped
+		if err == nil {
+			c.Close()
+		}
+		return withHint(fmt.Errorf("listen on %s: somebody does already", path), "another process has this socket: give this one another "+flag)
+	}
+	return os.Remove(path)
 }
 
 // weights knows the hashes of what engines load.

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,7 +35,7 @@ func TestWeightsOfModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	hash := func(model string) string {
-		h, err := w.hash(context.Background(), model)
+		h, err := w.hash(t.Context(), model)
 		if err != nil {
 			return err.Error()
 		}
@@ -66,16 +66,31 @@ func TestWeightsOfModels(t *testing.T) {
 // TestListenLocal: engines connect from this host only.
 func TestListenLocal(t *testing.T) {
 	for _, addr := range []string{"0.0.0.0:0", ":0", "[::]:0", "example.com:80", "nonsense", "192.0.2.1:0"} {
-		if l, err := listenLocal(context.Background(), addr); err == nil {
+		if l, err := listenLocal(t.Context(), "--listen", addr); err == nil {
 			l.Close()
 			t.Errorf("listens on %s", addr)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "s")
-	if err := os.WriteFile(path, nil, 0o600); err != nil { // as a killed one leaves it
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := listenLocal(context.Background(), "unix:"+path)
+	if _, err := listenLocal(t.Context(), "--listen", "unix:"+path); err == nil {
+		t.Error("listens in the place of a file")
+	}
+	if raw, err := os.ReadFile(path); string(raw) != "mine" {
+		t.Fatalf("somebody's file is now %q, %v", raw, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false) // as a killed one leaves it
+	dead.Close()
+	l, err := listenLocal(t.Context(), "--listen", "unix:"+path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +98,7 @@ func TestListenLocal(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
-	if _, err := listenLocal(context.Background(), "unix:"+path); err == nil {
+	if _, err := listenLocal(t.Context(), "--listen", "unix:"+path); err == nil {
 		t.Error("two listen on one socket")
 	}
 }
