@@ -16,6 +16,7 @@ type emitter struct {
 
 	received int // raw bytes, in all
 	released int // raw bytes turned into text, in all
+	free     int // of the raw bytes, from the first: a stop string that ends there is text
 	stopped  bool
 	stop     string // that ended the text
 }
@@ -28,6 +29,10 @@ type Text struct{ e emitter }
 
 // NewText makes the text of an answer that ends at any of stops, none of which is empty.
 func NewText(stops []string) *Text { return &Text{newEmitter(stops)} }
+
+// Ignore makes the stop strings that end in the first n bytes of the answer text like any
+// other. One that begins there and ends behind them counts. It is called before Push.
+func (t *Text) Ignore(n int) { t.e.free = n }
 
 // Push takes more of the answer and returns what can be sent now, valid until the next
 // call. After it reported a stop, nothing more comes.
@@ -82,6 +87,14 @@ func (m *stopState) step(c byte) bool {
 	return m.matched == len(m.text)
 }
 
+// begun is how many bytes, that the input ends with, another stop string may begin with.
+func (m *stopState) begun() int {
+	if m.matched == len(m.text) { // ignored; it may overlap the next
+		return m.fail[m.matched-1]
+	}
+	return m.matched
+}
+
 // push takes the bytes of one token and returns the text that can be sent now,
 // valid until the next call. After it reported a stop, nothing more comes.
 func (e *emitter) push(b []byte) (text []byte, stopped bool) {
@@ -90,7 +103,7 @@ func (e *emitter) push(b []byte) (text []byte, stopped bool) {
 		return e.out, true
 	}
 	for i, c := range b {
-		if n := e.complete(c); n > 0 {
+		if n := e.complete(c); n > 0 && e.received+i >= e.free {
 			e.buf = append(e.buf, b[:i+1]...)
 			e.stop = string(e.buf[len(e.buf)-n:])
 			e.buf = e.buf[:len(e.buf)-n]
@@ -104,7 +117,7 @@ func (e *emitter) push(b []byte) (text []byte, stopped bool) {
 	e.received += len(b)
 	held := 0
 	for i := range e.stops {
-		held = max(held, e.stops[i].matched)
+		held = max(held, e.stops[i].begun())
 	}
 	e.release(len(e.buf)-held, false)
 	return e.out, false
@@ -122,9 +135,13 @@ func (e *emitter) complete(c byte) int {
 	return longest
 }
 
-// flush returns what is still held back, at the end of the answer.
+// flush returns what is still held back, at the end of the answer. No stop string begins
+// in it any more.
 func (e *emitter) flush() []byte {
 	e.out = e.out[:0]
+	for i := range e.stops {
+		e.stops[i].matched = 0
+	}
 	e.release(len(e.buf), true)
 	return e.out
 }

@@ -132,3 +132,40 @@ func FuzzEmitter(f *testing.F) {
 		}
 	})
 }
+
+// TestTextIgnores: a stop string that ends in the first bytes is text, one that begins there
+// and ends behind them counts, and what comes behind a flush is text.
+func TestTextIgnores(t *testing.T) {
+	for _, c := range []struct {
+		text   string
+		ignore int
+		want   string
+		stop   string
+	}{
+		{"xabab", 3, "xab", "ab"},
+		{"xabab", 2, "x", "ab"},
+		{"xababa", 5, "xababa", ""},
+		{"aaaa", 3, "aa", "aa"}, // overlaps the ignored one
+		{"xcabcab", 5, "xcabc", "ab"},
+		{"xab", 100, "xab", ""},
+	} {
+		for at := range len(c.text) + 1 {
+			text := NewText([]string{"ab", "aa", "cabcd"})
+			text.Ignore(c.ignore)
+			first, _ := text.Push([]byte(c.text[:at]))
+			got := string(first)
+			rest, _ := text.Push([]byte(c.text[at:]))
+			got += string(rest)
+			got += string(text.Flush())
+			if got != c.want || text.Stop() != c.stop {
+				t.Errorf("%q in two at %d, %d ignored: %q, stop %q; want %q, %q", c.text, at, c.ignore, got, text.Stop(), c.want, c.stop)
+			}
+		}
+	}
+	text := NewText([]string{"ab"})
+	text.Push([]byte("xa"))
+	text.Flush()
+	if got, stopped := text.Push([]byte("b")); string(got) != "b" || stopped {
+		t.Errorf("behind a flush: %q, %v", got, stopped)
+	}
+}

@@ -47,8 +47,10 @@
 // A stream that carries more than its tokens is refused, and the relay goes
 // elsewhere: several choices, log-probabilities, tools, response_format, presence
 // and frequency penalties, and tokens that end in what is no text. A server looks for
-// stop strings in what it says itself, and would not see one that begins in text which was
-// held back before the cut. So by token replay they are looked for here, and the answer
-// ends with the first; beside vLLM's min_tokens, while that is not reached, the stream is
-// refused. By text nothing of a stop string was delivered, as servers hold its beginning back.
+// stop strings in what it says itself, and would not see one that begins before the cut: in
+// text that was held back, or, with vLLM's include_stop_str_in_output, in text that was
+// delivered. So they are looked for here, in all of the answer, and it ends with the first;
+// by text the server looks for them too. One that ends in the tokens of vLLM's min_tokens
+// does not count; while those are not reached, the stream is refused. By text it is not
+// known which they are, so beside min_tokens none counts that ends in the delivered text.
 package openaiengine

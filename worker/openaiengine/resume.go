@@ -2,7 +2,6 @@ package openaiengine
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -39,10 +38,35 @@ type continuation struct {
 	mode      string  // how it goes on, for the relay
 	prompt    int     // tokens of the prompt alone
 	given     int     // delivered tokens
-	owed      []byte  // text of the delivered tokens that was not delivered with them
+	text      []byte  // of the delivered tokens: what the client has, and what was held back
+	free      int     // bytes of text in which a stop string may end and does not count
 	again     []int32 // delivered tokens of a character's part, which the server has to say again
 	body      []byte  // for the server; nil = the answer has all its tokens
-	reason    string  // why it is over then, "" = its length
+}
+
+// stops is what looks for stop strings in the answer from its beginning: one may begin in
+// text that the client has.
+func (c *continuation) stops() *worker.Text {
+	t := worker.NewText(c.req.Stop)
+	t.Ignore(c.free)
+	return t
+}
+
+// stopped reports whether a stop string has ended the answer already.
+func (c *continuation) stopped() bool {
+	_, yes := c.stops().Push(c.text)
+	return yes
+}
+
+// spare sets the bytes in which no stop string counts: those of the first 'min_tokens'
+// tokens, which early says, and those that the client has, as the stream went on behind
+// them. But one that is told and ends them may be the end itself.
+func (c *continuation) spare(early int) {
+	has := c.delivered.TextBytes
+	if includesStop(c.req) {
+		has--
+	}
+	c.free = max(early, has, 0)
 }
 
 // resume continues a stream.
@@ -99,35 +123,38 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		return nil, err
 	}
 	c.prompt = len(prompt)
-	var before []byte // text that was delivered
 	// The server's text begins with a whole character, so tokens of a part are left to it.
-	for c.given = len(c.delivered.TokenIDs); c.owed == nil; c.given-- {
+	for c.given = len(c.delivered.TokenIDs); c.text == nil; c.given-- {
 		if c.given < 0 || len(c.delivered.TokenIDs)-c.given > utf8.UTFMax {
 			return nil, refuse("its tokens end in what is no text")
 		}
-		if before, c.owed, err = e.owed(ctx, c.delivered.TokenIDs[:c.given], c.delivered.TextBytes); err != nil {
+		if c.text, err = e.textOf(ctx, c.delivered.TokenIDs[:c.given], c.delivered.TextBytes); err != nil {
 			return nil, err
 		}
-		if c.owed != nil {
+		if c.text != nil {
 			break
 		}
 	}
 	c.again = c.delivered.TokenIDs[c.given:]
-	unread := c.owed
-	if includesStop(f.Request) {
-		unread = slices.Concat(before, c.owed)
-	}
-	if _, over := worker.NewText(f.Stop).Push(unread); over {
-		c.reason = "stop"
-		return c, nil // without a body
-	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
 		return nil, err
 	}
-	var least int
-	if len(f.Stop) > 0 && json.Unmarshal(fields["min_tokens"], &least) == nil && least > c.given {
-		return nil, refuse("up to 'min_tokens' stop strings do not count, and only the server knows where that is")
+	least, err := c.least(fields)
+	if err != nil {
+		return nil, err
+	}
+	early := 0
+	if least > 0 && len(f.Stop) > 0 {
+		said, err := e.detokenize(ctx, c.delivered.TokenIDs[:least])
+		if err != nil {
+			return nil, err
+		}
+		early = len(strings.TrimRight(said, string(utf8.RuneError))) // without a character's part
+	}
+	c.spare(early)
+	if c.stopped() {
+		return c, nil // without a body
 	}
 	// Stop strings are looked for here, as one may have begun before the cut; and a server
 	// that looks for them too tells its text later than its ids.
@@ -139,6 +166,18 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		return nil, err
 	}
 	return c, c.finish(e, fields)
+}
+
+// least is the request's 'min_tokens'.
+func (c *continuation) least(fields map[string]json.RawMessage) (int, error) {
+	var least int
+	if raw, ok := fields["min_tokens"]; ok {
+		_ = json.Unmarshal(raw, &least) // what is no number has no effect here
+	}
+	if len(c.req.Stop) > 0 && least > c.given {
+		return 0, refuse("up to 'min_tokens' stop strings do not count, and only the server knows where that is")
+	}
+	return least, nil
 }
 
 // finish makes the body of the server's request, which asks for the rest of the tokens.
@@ -161,7 +200,14 @@ func (c *continuation) finish(e *Engine, fields map[string]json.RawMessage) erro
 		fields["max_tokens"] = []byte(strconv.Itoa(left))
 	}
 	fields["stream_options"] = []byte(`{"include_usage":true}`)
-	var err error
+	least, err := c.least(fields)
+	if err != nil {
+		return err
+	}
+	delete(fields, "min_tokens")
+	if least > c.given {
+		fields["min_tokens"] = []byte(strconv.Itoa(least - c.given))
+	}
 	c.body, err = json.Marshal(fields)
 	return err
 }
@@ -205,24 +251,30 @@ func includesStop(req *openai.Request) bool {
 	return string(req.Raw("include_stop_str_in_output")) == "true"
 }
 
-// owed is the text of delivered tokens: what was delivered of it, and what is behind that,
-// which is nil when the tokens end inside of a character.
-func (e *Engine) owed(ctx context.Context, ids []int32, delivered int) (before, owed []byte, err error) {
+// textOf is the text of delivered tokens, of which the client has the given bytes. It is
+// nil when the tokens end inside of a character.
+func (e *Engine) textOf(ctx context.Context, ids []int32, delivered int) ([]byte, error) {
 	if len(ids) == 0 && delivered == 0 {
-		return nil, []byte{}, nil
+		return []byte{}, nil
 	}
-	var answer openai.Detokenized
-	if err := e.ask(ctx, openai.DetokenizePath, map[string]any{"model": e.name, "tokens": ids}, &answer); err != nil {
-		return nil, nil, err
+	text, err := e.detokenize(ctx, ids)
+	if err != nil {
+		return nil, err
 	}
-	text := answer.Prompt
 	if strings.HasSuffix(text, string(utf8.RuneError)) {
-		return nil, nil, nil
+		return nil, nil
 	}
 	if delivered > len(text) {
-		return nil, nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", delivered, len(text))
+		return nil, openai.Invalid("kvmesh.resume", "Invalid 'kvmesh.resume': %d bytes of text were delivered, the tokens have %d.", delivered, len(text))
 	}
-	return []byte(text[:delivered]), []byte(text[delivered:]), nil
+	return []byte(text), nil
+}
+
+// detokenize has the server turn ids into text.
+func (e *Engine) detokenize(ctx context.Context, ids []int32) (string, error) {
+	var answer openai.Detokenized
+	err := e.ask(ctx, openai.DetokenizePath, map[string]any{"model": e.name, "tokens": ids}, &answer)
+	return answer.Prompt, err
 }
 
 // ask posts JSON and reads JSON.
@@ -284,7 +336,7 @@ type chunkChoice struct {
 const mostEvent = 4 << 20
 
 // relay writes the server's stream in the form of the request's endpoint, as if it
-// had been one from the start: the owed text first, and the usage of all of it.
+// had been one from the start: the text that was held back first, and the usage of all of it.
 func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string) error {
 	events := openai.NewEventReader(from, mostEvent)
 	out := newStream(w, c, model)
@@ -324,7 +376,7 @@ func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string
 func (c *continuation) over(w http.ResponseWriter, model string) error {
 	out := newStream(w, c, model)
 	got := chunk{ID: "cmpl-" + rand.Text(), Created: time.Now().Unix(), Choices: make([]chunkChoice, 1)}
-	got.Choices[0].FinishReason = new(cmp.Or(c.reason, "length"))
+	got.Choices[0].FinishReason = new("length") // but for a stop string
 	if err := out.add(got); err != nil {
 		return nil // the client left
 	}

@@ -22,6 +22,7 @@ type fakeVLLM struct {
 	metrics string // page; that of vLLM, or of a server without ids
 	wide    bool   // many characters of two bytes, each byte a token
 	pings   bool   // comments between the events
+	silent  bool   // streams end without a finish_reason
 }
 
 func newFakeVLLM(t *testing.T) *fakeVLLM {
@@ -52,8 +53,7 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 		StreamOptions  struct {
 			IncludeUsage bool `json:"include_usage"`
 		} `json:"stream_options"`
-		Stop    []string `json:"stop"`
-		Include bool     `json:"include_stop_str_in_output"`
+		stopping
 	}
 	_ = json.Unmarshal(raw, &ask)
 	var text string
@@ -87,8 +87,11 @@ func (f *fakeVLLM) serve(w http.ResponseWriter, r *http.Request) {
 			b = append(b, byte(id))
 		}
 		_ = json.NewEncoder(w).Encode(openai.Detokenized{Prompt: strings.ToValidUTF8(string(b), "\uFFFD")})
+	case ask.Least > ask.MaxTokens:
+		http.Error(w, "min_tokens must be less than or equal to max_tokens", http.StatusBadRequest)
 	case ask.Stream && len(ask.Stop) > 0:
-		f.stopping(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.Stop, ask.Include)
+		ask.withIDs = !noIDs
+		f.stopping(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.stopping)
 	case ask.Stream:
 		f.stream(w, openai.Endpoint(r.URL.Path), ids, ask.MaxTokens, ask.ReturnTokenIDs && !noIDs, ask.StreamOptions.IncludeUsage)
 	default:
@@ -143,7 +146,10 @@ func (f *fakeVLLM) stream(w http.ResponseWriter, ep openai.Endpoint, ids []int32
 		_, _ = w.Write(ev)
 		_ = http.NewResponseController(w).Flush()
 	}
-	ev := chunks.AppendFinish(nil, 0, "length")
+	var ev []byte
+	if !f.silent {
+		ev = chunks.AppendFinish(ev, 0, "length")
+	}
 	if usage {
 		ev = chunks.AppendUsage(ev, openai.Usage{PromptTokens: prompt, CompletionTokens: n, TotalTokens: prompt + n})
 	}

@@ -18,6 +18,7 @@ type stream struct {
 	usage  openai.Usage
 
 	text    *worker.Text
+	has     int // bytes that the client has of what text will still give
 	stopped bool
 	begun   bool // some of the answer was written
 	said    int  // tokens that the server has said so far
@@ -25,7 +26,7 @@ type stream struct {
 
 // newStream begins the client's side of c.
 func newStream(w http.ResponseWriter, c *continuation, model string) *stream {
-	return &stream{w: w, c: c, model: model, text: worker.NewText(c.req.Stop)}
+	return &stream{w: w, c: c, model: model, text: c.stops(), has: c.delivered.TextBytes}
 }
 
 // count counts the tokens of an event, one where the server gives no ids.
@@ -54,7 +55,7 @@ func (s *stream) repeats(got *chunk) bool {
 	}
 	c.again, ch.TokenIDs = c.again[n:], ch.TokenIDs[n:]
 	if len(c.again) > 0 {
-		c.owed = append(c.owed, ch.Text...)
+		c.text = append(c.text, ch.Text...)
 	}
 	return true
 }
@@ -74,8 +75,13 @@ func (s *stream) add(got chunk) error {
 	if len(got.Choices) == 0 {
 		return nil
 	}
-	ch := got.Choices[0]
-	text := s.release(&ch)
+	return s.write(s.event(got.Choices[0], false))
+}
+
+// event is what the client is told of a choice, with all text that was held back if it is
+// the last.
+func (s *stream) event(ch chunkChoice, last bool) []byte {
+	text := s.release(&ch, last)
 	var buf []byte
 	if len(text) > 0 || len(ch.TokenIDs) > 0 {
 		first := !s.begun
@@ -91,14 +97,14 @@ func (s *stream) add(got chunk) error {
 	if ch.FinishReason != nil {
 		buf = s.chunks.AppendFinish(buf, 0, *ch.FinishReason)
 	}
-	return s.write(buf)
+	return buf
 }
 
 // release is the text that may be written with an event, and the end of the answer in
 // the event if a stop string ends it here.
-func (s *stream) release(ch *chunkChoice) []byte {
-	all := append(append(s.c.owed, ch.Text...), ch.Delta.Content...)
-	s.c.owed = nil
+func (s *stream) release(ch *chunkChoice, last bool) []byte {
+	all := append(append(s.c.text, ch.Text...), ch.Delta.Content...)
+	s.c.text = nil
 	text, stopped := s.text.Push(all)
 	switch {
 	case stopped:
@@ -107,18 +113,24 @@ func (s *stream) release(ch *chunkChoice) []byte {
 		if includesStop(s.c.req) {
 			text = append(slices.Clip(text), s.text.Stop()...)
 		}
-	case ch.FinishReason != nil:
+	case ch.FinishReason != nil || last:
 		text = append(slices.Clone(text), s.text.Flush()...)
 	}
-	return text
+	n := min(s.has, len(text))
+	s.has -= n
+	return text[n:]
 }
 
-// end writes the usage and the last event.
+// end writes what is still held back, as servers may end without a finish_reason, the
+// usage, and the last event.
 func (s *stream) end() error {
 	if s.chunks == nil {
 		return s.broken(errors.New("the server's stream was empty"))
 	}
 	var buf []byte
+	if !s.stopped {
+		buf = s.event(chunkChoice{}, true)
+	}
 	if s.c.req.IncludeUsage {
 		u := s.usage
 		u.PromptTokens = s.c.prompt

@@ -26,7 +26,7 @@ func delivers(choices []worker.Delivered) bool {
 // of it again, and says by two requests of one token each how many: its cache keeps
 // what they prefill.
 func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded) (*continuation, error) {
-	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(f.Endpoint), mode: "text", owed: []byte{}}
+	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(f.Endpoint), mode: "text", text: []byte(f.Delivered[0].Text)}
 	if c.delivered.TextBytes != len(c.delivered.Text) {
 		return nil, refuse("'text_bytes' is not the length of 'text'")
 	}
@@ -59,6 +59,18 @@ func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded) (*c
 		return nil, err
 	}
 	c.given = max(all-c.prompt, 1)
+	least, err := c.least(fields)
+	if err != nil {
+		return nil, err
+	}
+	early := 0
+	if least > 0 {
+		early = len(c.text) // which of it are the first tokens is not known
+	}
+	c.spare(early)
+	if c.stopped() {
+		return c, nil // without a body
+	}
 	return c, c.finish(e, fields)
 }
 
@@ -134,7 +146,7 @@ func lengthenPrompt(kind Kind, req *openai.Request, fields map[string]json.RawMe
 func (e *Engine) countPrompt(ctx context.Context, path string, fields map[string]json.RawMessage) (int, error) {
 	ask := make(map[string]json.RawMessage, len(fields))
 	maps.Copy(ask, fields)
-	for _, name := range []string{"stream_options", "max_completion_tokens", "stop"} {
+	for _, name := range []string{"stream_options", "max_completion_tokens", "min_tokens", "stop"} {
 		delete(ask, name)
 	}
 	ask["stream"], ask["max_tokens"] = []byte("false"), []byte("1")
