@@ -52,8 +52,8 @@ func (l *leases) free(pool, owner string) {
 func (cp *ControlPlane) leaseOwner(w http.ResponseWriter, r *http.Request) (pool, owner string, ok bool) {
 	pool, owner = r.PathValue("pool"), r.URL.Query().Get(fleet.ParamOwner)
 	switch {
-	case owner == "" || len(owner) > mostOwner:
-		openai.Invalid(fleet.ParamOwner, "Want 1 to %d bytes that say whose rollout it is.", mostOwner).Write(w)
+	case owner == "" || len(owner) > fleet.MostOwner:
+		openai.Invalid(fleet.ParamOwner, "Want 1 to %d bytes that say whose rollout it is.", fleet.MostOwner).Write(w)
 	case !cp.state.hasPool(pool):
 		openai.Errorf(http.StatusNotFound, "There is no WorkerPool %q.", pool).Write(w)
 	default:
@@ -61,9 +61,6 @@ func (cp *ControlPlane) leaseOwner(w http.ResponseWriter, r *http.Request) (pool
 	}
 	return "", "", false
 }
-
-// mostOwner bounds the name of a lease's owner, in bytes.
-const mostOwner = 256
 
 // leasePool takes PUT /v1/pools/{pool}/rollout?owner=NAME: the answer says for how long
 // the owner alone may replace workers of the pool. 409 says who may at present.

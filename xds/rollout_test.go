@@ -24,9 +24,9 @@ func TestLeaseAPI(t *testing.T) {
 		t.Errorf("given back: %v", err)
 	}
 	for path, want := range map[string]int{
-		"/v1/pools/nope/rollout?owner=a":                           http.StatusNotFound,
-		"/v1/pools/main/rollout":                                   http.StatusBadRequest,
-		"/v1/pools/main/rollout?owner=" + strings.Repeat("x", 257): http.StatusBadRequest,
+		"/v1/pools/nope/rollout?owner=a": http.StatusNotFound,
+		"/v1/pools/main/rollout":         http.StatusBadRequest,
+		"/v1/pools/main/rollout?owner=" + strings.Repeat("x", fleet.MostOwner+1): http.StatusBadRequest,
 	} {
 		if status, _ := p.call(http.MethodPut, path, nil); status != want {
 			t.Errorf("%.60s: %d, want %d", path, status, want)

@@ -63,12 +63,12 @@ func (m *liveMesh) Workers(ctx context.Context) ([]fleet.WorkerView, error) {
 	return list, nil
 }
 
-// Streams implements rollout.Mesh. A gateway that is away carries no streams.
+// Streams implements rollout.Mesh.
 func (m *liveMesh) Streams(ctx context.Context) (fleet.StreamList, error) {
 	var list fleet.StreamList
 	err := get(ctx, m.gateway+"/v1/streams", &list)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return fleet.StreamList{}, nil
+		err = fmt.Errorf("%w: %w", rollout.ErrNoGateway, err)
 	}
 	return list, err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -157,11 +158,11 @@ func runRollout(ctx context.Context, e *env, o *rolloutOptions, args []string) e
 
 // alone carries the journal's plan out while no other rollout may touch its pools.
 func (o *rolloutOptions) alone(ctx context.Context, e *env, m *liveMesh, j *journal) error {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown" // it is for people
+	steps := j.Plan.Steps
+	if j.before != nil { // what it left is given back
+		steps = slices.Concat(steps, j.before.Plan.Lent().Steps)
 	}
-	held, release, err := rollout.Hold(ctx, m.client, j.Plan.Pools(), fmt.Sprintf("process %d on %s, journal %s", os.Getpid(), host, o.journal))
+	held, release, err := rollout.Hold(ctx, m.client, rollout.Plan{Steps: steps}.Pools(), o.owner())
 	if errors.Is(err, fleet.ErrLeased) {
 		return withHint(err, "wait for its end; the right of one that was killed ends by itself")
 	}
@@ -174,6 +175,20 @@ func (o *rolloutOptions) alone(ctx context.Context, e *env, m *liveMesh, j *jour
 		err = errors.Join(context.Cause(held), err)
 	}
 	return err
+}
+
+// owner says to others whose the leases are. A journal whose path is too long for that is
+// told by a hash of the path.
+func (o *rolloutOptions) owner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown" // it is for people
+	}
+	who := fmt.Sprintf("process %d on %.64s, journal ", os.Getpid(), host)
+	if len(who)+len(o.journal) <= fleet.MostOwner {
+		return who + o.journal
+	}
+	return who + fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(o.journal)))
 }
 
 // run carries the journal's plan out. The journal on disk is ahead of what is done: a
@@ -210,7 +225,12 @@ func (o *rolloutOptions) leaveBehind(ctx context.Context, m *liveMesh, j *journa
 		return nil
 	}
 	c.Save = func(p rollout.Plan) error { return o.save(j.before, p) }
-	_, err := rollout.GiveBack(ctx, m, &j.before.Plan, c)
+	ids, err := rollout.GiveBack(ctx, m, &j.before.Plan, c)
+	for i := range j.Plan.Steps {
+		if s := &j.Plan.Steps[i]; slices.Contains(ids, s.Worker) {
+			s.Drained = false // who drains it from here on is an operator
+		}
+	}
 	for _, s := range j.before.Plan.Steps {
 		if s.Drained && !slices.ContainsFunc(j.Plan.Steps, func(n rollout.Step) bool { return n.Worker == s.Worker }) {
 			c.Progress(s.Worker, "stays drained, as the rollout of before left it ("+string(s.State)+"); `kvmesh undrain` takes it back")

@@ -27,13 +27,13 @@ type pretended struct {
 	list    []fleet.WorkerView
 	minimum int
 	drained map[string]bool
-	owner   string // of the pool's lease
+	owner   map[string]string // of the pools' leases
 }
 
 func newPretended(t *testing.T) *pretended {
 	t.Helper()
 	t.Chdir(t.TempDir())
-	p := &pretended{t: t, minimum: 1, drained: map[string]bool{}}
+	p := &pretended{t: t, minimum: 1, drained: map[string]bool{}, owner: map[string]string{}}
 	for _, id := range []string{"w1", "w2", "w3"} {
 		p.list = append(p.list, fleet.WorkerView{ID: id, Pool: "main", Model: "m", Status: "HEALTHY", Incarnation: 100, State: fleet.StateReady, Fingerprint: "f"})
 	}
@@ -51,12 +51,15 @@ func newPretended(t *testing.T) *pretended {
 	for method, on := range map[string]bool{"POST": true, "DELETE": false} {
 		mux.HandleFunc(method+" /v1/workers/{id}/drain", func(_ http.ResponseWriter, r *http.Request) { p.drain(r.PathValue("id"), on) })
 	}
-	mux.HandleFunc("PUT /v1/pools/main/rollout", func(w http.ResponseWriter, r *http.Request) {
-		if p.owner != "" && p.owner != r.URL.Query().Get(fleet.ParamOwner) {
-			http.Error(w, `{"error":{"message":"somebody replaces workers of pool main"}}`, http.StatusConflict)
+	mux.HandleFunc("PUT /v1/pools/{pool}/rollout", func(w http.ResponseWriter, r *http.Request) {
+		switch had, owner := p.owner[r.PathValue("pool")], r.URL.Query().Get(fleet.ParamOwner); {
+		case owner == "" || len(owner) > fleet.MostOwner:
+			http.Error(w, `{"error":{"message":"no owner"}}`, http.StatusBadRequest)
+		case had != "" && had != owner:
+			http.Error(w, `{"error":{"message":"somebody replaces workers of the pool"}}`, http.StatusConflict)
 		}
 	})
-	mux.HandleFunc("DELETE /v1/pools/main/rollout", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("DELETE /v1/pools/{pool}/rollout", func(http.ResponseWriter, *http.Request) {})
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	p.url = srv.URL
@@ -168,12 +171,71 @@ func TestRolloutGivesBackWhatItDrained(t *testing.T) {
 	}
 }
 
+// An operator's drain of a worker that --start-over gave back holds.
+func TestStartOverForgetsItsDrains(t *testing.T) {
+	p := newPretended(t)
+	p.drain("w2", true)
+	writeFile(t, "j.json", `{"restart_cmd":"false","plan":{"steps":[{"worker":"w2","pool":"main","state":"draining","incarnation":100,"drained":true}]}}`)
+	writeFile(t, "version", "exit 1")
+	args := []string{"w1", "w2", "--restart-cmd", ". ./version", "--journal", "j.json"}
+	if code, _, stderr := p.rollout(append(args, "--start-over")...); code != 1 || p.isDrained("w2") {
+		t.Fatalf("exit %d, w2 drained %v: %s", code, p.isDrained("w2"), stderr)
+	}
+	p.drain("w2", true) // the operator
+	writeFile(t, "version", comesUp)
+	code, _, stderr := p.rollout(args...)
+	if code != 0 || !slices.Equal(p.marks(), []string{"w1", "w2"}) || p.isDrained("w1") || !p.isDrained("w2") {
+		t.Errorf("exit %d, restarted %q, drained %v %v: %s", code, p.marks(), p.isDrained("w1"), p.isDrained("w2"), stderr)
+	}
+}
+
+// What the rollout of before drained is given back only while nobody else may touch its
+// pool.
+func TestGivenBackUnderALease(t *testing.T) {
+	p := newPretended(t)
+	p.owner["other"] = "somebody"
+	p.drain("w9", true)
+	writeFile(t, "j.json", `{"restart_cmd":"false","plan":{"steps":[{"worker":"w9","pool":"other","state":"draining","incarnation":100,"drained":true}]}}`)
+	args := []string{"--start-over", "w1", "--restart-cmd", comesUp, "--journal", "j.json"}
+	if code, _, stderr := p.rollout(args...); code != 1 || !p.isDrained("w9") || len(p.marks()) > 0 || !strings.Contains(stderr, "another rollout of this pool is under way") {
+		t.Errorf("leased: exit %d, drained %v, restarted %q: %s", code, p.isDrained("w9"), p.marks(), stderr)
+	}
+	delete(p.owner, "other")
+	if code, _, stderr := p.rollout(args...); code != 0 || p.isDrained("w9") || !slices.Equal(p.marks(), []string{"w1"}) {
+		t.Errorf("free: exit %d, drained %v, restarted %q: %s", code, p.isDrained("w9"), p.marks(), stderr)
+	}
+}
+
+// A lease's owner is not longer than it may be, whatever the journal's path.
+func TestJournalWithALongPath(t *testing.T) {
+	p := newPretended(t)
+	dir := strings.Repeat(strings.Repeat("d", 100)+"/", 4)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := p.rollout("w1", "--restart-cmd", comesUp, "--journal", dir+"j.json"); code != 0 || !slices.Equal(p.marks(), []string{"w1"}) {
+		t.Errorf("exit %d, restarted %q: %s", code, p.marks(), stderr)
+	}
+	short, one, two := (&rolloutOptions{journal: "j.json"}).owner(), (&rolloutOptions{journal: dir + "1"}).owner(), (&rolloutOptions{journal: dir + "2"}).owner()
+	if !strings.HasSuffix(short, "journal j.json") || one == two || len(one) > fleet.MostOwner {
+		t.Errorf("owners %q, %q, %q", short, one, two)
+	}
+}
+
+// writeFile writes a file of the test's folder.
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestRolloutIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, args, want string
 		prepare          func(*pretended)
 	}{
-		{"another rollout of the pool", "w1", "another rollout of this pool is under way: somebody", func(p *pretended) { p.owner = "somebody" }},
+		{"another rollout of the pool", "w1", "another rollout of this pool is under way: somebody", func(p *pretended) { p.owner["main"] = "somebody" }},
 		{"a server", "w1", "w1 is a server that tells nothing of its starts", func(p *pretended) { p.list[0].Incarnation = fleet.ForeignIncarnation }},
 		{"a server, dry", "--dry-run w1", "w1 is a server that tells nothing of its starts", func(p *pretended) { p.list[0].Incarnation = fleet.ForeignIncarnation }},
 		{"another model", "--model nope w1", "--model nope: w1 serves m", nil},
@@ -232,6 +294,11 @@ func TestSignalsReachWorkersOnly(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
+	t.Cleanup(func() { _ = c.Process.Kill() }) // fails where it ended, as it should
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
 	pid := int64(c.Process.Pid)
 	mark := supervise.ProcessMark(c.Process.Pid)
 	for name, w := range map[string]fleet.WorkerView{
@@ -249,7 +316,7 @@ func TestSignalsReachWorkersOnly(t *testing.T) {
 		t.Fatalf("a process that is no worker was ended: %v", err)
 	default:
 	}
-	if err := terminate(fleet.WorkerView{ID: "w", PID: pid, Process: mark, Incarnation: 100}); err != nil {
+	if err := terminate(fleet.WorkerView{ID: "w", PID: pid, Host: host, Process: mark, Incarnation: 100}); err != nil {
 		t.Fatal(err)
 	}
 	<-ended

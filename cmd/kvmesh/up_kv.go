@@ -30,15 +30,9 @@ func (m *localMesh) makeKV() error {
 	}
 	parent := kv.Dir
 	if parent == "" {
-		parent = shmDir
-		free, err := freeBytes(parent)
-		switch {
-		case err != nil || free < 2*leastKV:
-			m.e.log.Info("KV of streams is kept on disk: shared memory is missing or small", "dir", m.runDir, "free_bytes", free)
-			parent = m.runDir
-		case free/2 < m.kv.limit:
-			m.kv.limit = free / 2 // the rest is others'
-			m.e.log.Info("KV of streams is limited to half of the free shared memory", "bytes", m.kv.limit)
+		var err error
+		if parent, err = m.kvParent(freeBytes(shmDir)); err != nil {
+			return err
 		}
 	}
 	dir, err := os.MkdirTemp(parent, "kvmesh-kv-") // only this user can enter it
@@ -48,6 +42,23 @@ func (m *localMesh) makeKV() error {
 	m.kv.dir = filepath.Clean(dir)
 	m.reaper.RemoveDir(m.kv.dir)
 	return m.own(m.kv.dir)
+}
+
+// kvParent is where the KV goes that the policy gives no folder: shared memory, if so much
+// is free in it, else beside the sockets, where engines do not find it. It bounds the KV.
+func (m *localMesh) kvParent(free int64, err error) (string, error) {
+	switch small := err != nil || free < 2*leastKV; {
+	case small && m.set.Mesh.KV.LMCache.Listen != "":
+		return "", withHint(fmt.Errorf("kv.lmcache: engines open KV in %s only, which is missing or small: %d MiB are free there, at least %d are needed", shmDir, free>>20, 2*leastKV>>20),
+			"give it room (docker run --shm-size=1g; else mount -o remount,size=1g "+shmDir+"), or take kv.lmcache out of the policy")
+	case small:
+		m.e.log.Info("KV of streams is kept on disk: shared memory is missing or small", "dir", m.runDir, "free_bytes", free)
+		return m.runDir, nil
+	case free/2 < m.kv.limit:
+		m.kv.limit = free / 2 // the rest is others'
+		m.e.log.Info("KV of streams is limited to half of the free shared memory", "bytes", m.kv.limit)
+	}
+	return shmDir, nil
 }
 
 // freeBytes is the room that a file system has for this user.

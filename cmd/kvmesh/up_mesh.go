@@ -260,7 +260,19 @@ func (m *localMesh) kvNodeSpec() supervise.Spec {
 
 func (m *localMesh) lmcacheSpec() supervise.Spec {
 	l := m.set.Mesh.KV.LMCache
-	return m.selfSpec("lmcache", "lmcache", "--kv-node", m.kv.dir, "--listen", l.Listen, "--chunk", strconv.Itoa(l.Chunk))
+	listen := l.Listen + ",unix:" + m.lmcacheSocket() // in this order
+	return m.selfSpec(partLMCache, "lmcache", "--kv-node", m.kv.dir, "--listen", listen, "--chunk", strconv.Itoa(l.Chunk))
+}
+
+// lmcacheSocket is where lmcache listens when it listens everywhere.
+func (m *localMesh) lmcacheSocket() string { return filepath.Join(m.kv.dir, lmcacheSocket) }
+
+// partLMCache is the name of the child that serves the KV node to engines.
+const partLMCache = "lmcache"
+
+// servesEngines reports whether the KV node is to be served to engines.
+func (m *localMesh) servesEngines() bool {
+	return m.kv.dir != "" && m.set.Mesh.KV.Node && m.set.Mesh.KV.LMCache.Listen != ""
 }
 
 func (m *localMesh) workerSpec(w localWorker) supervise.Spec {

@@ -108,6 +108,9 @@ func (m *localMesh) missing(ctx context.Context) []string {
 		out = append(out, "gateway")
 	}
 	out = append(out, m.missingWorkers(ctx)...)
+	if m.servesEngines() && !m.ownLMCache(ctx) {
+		out = append(out, "lmcache to listen on "+m.set.Mesh.KV.LMCache.Listen)
+	}
 	if !m.ownEnvoy(ctx) {
 		out = append(out, "envoy")
 	}
@@ -127,6 +130,12 @@ func (m *localMesh) missing(ctx context.Context) []string {
 func (m *localMesh) ownGateway(ctx context.Context) bool {
 	header, err := ask(ctx, "http://"+m.addr.metrics+"/health", nil)
 	return err == nil && header.Get(headerPID) == strconv.Itoa(m.group.PID("gateway"))
+}
+
+// ownLMCache reports whether the part that this process started listens for engines.
+func (m *localMesh) ownLMCache(ctx context.Context) bool {
+	pid, err := socketOwner(ctx, m.lmcacheSocket())
+	return err == nil && pid == m.group.PID(partLMCache)
 }
 
 // ownEnvoy reports whether the Envoy that this process started is ready.

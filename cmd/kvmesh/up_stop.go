@@ -39,7 +39,7 @@ func (m *localMesh) layers() []*layer {
 	node := &layer{name: "KV node"} // behind the workers, whose last ranges it takes
 	if m.kv.dir != "" && m.set.Mesh.KV.Node {
 		node.runs = append(node.runs, m.child(m.kvNodeSpec()))
-		if m.set.Mesh.KV.LMCache.Listen != "" {
+		if m.servesEngines() {
 			workers.runs = append(workers.runs, m.child(m.lmcacheSpec()))
 		}
 	}

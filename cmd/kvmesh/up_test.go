@@ -203,6 +203,35 @@ func TestKVFolder(t *testing.T) {
 	}
 }
 
+// Without room in shared memory KV goes to the disk, where engines do not find it.
+func TestKVFolderWithoutRoom(t *testing.T) {
+	m := &localMesh{e: &env{log: slog.New(slog.DiscardHandler)}, set: &policy.Set{}, runDir: "/run"}
+	for _, c := range []struct {
+		free   int64
+		err    error
+		listen string
+		want   string // "" for an error
+		limit  int64
+	}{
+		{16 << 30, nil, "", shmDir, 4 << 30},
+		{16 << 30, nil, "127.0.0.1:1", shmDir, 4 << 30},
+		{1 << 30, nil, "127.0.0.1:1", shmDir, 512 << 20},
+		{64 << 20, nil, "", "/run", 4 << 30},
+		{0, os.ErrNotExist, "", "/run", 4 << 30},
+		{64 << 20, nil, "127.0.0.1:1", "", 4 << 30},
+		{0, os.ErrNotExist, "127.0.0.1:1", "", 4 << 30},
+	} {
+		m.kv.limit, m.set.Mesh.KV.LMCache.Listen = 4<<30, c.listen
+		dir, err := m.kvParent(c.free, c.err)
+		if dir != c.want || (err == nil) != (c.want != "") || m.kv.limit != c.limit {
+			t.Errorf("%+v: %q, limit %d, %v", c, dir, m.kv.limit, err)
+		}
+		if h, ok := errors.AsType[hintError](err); err != nil && (!ok || !strings.Contains(h.hint, "--shm-size")) {
+			t.Errorf("%+v: %v has no hint", c, err)
+		}
+	}
+}
+
 // Only a port that another process has is called taken; else Envoy's own reason is told.
 func TestPortError(t *testing.T) {
 	for why, want := range map[string]string{

@@ -170,6 +170,9 @@ type WorkerView struct {
 // whose the lease is.
 const ParamOwner = "owner"
 
+// MostOwner bounds that value, in bytes.
+const MostOwner = 256
+
 // ErrLeased says that another rollout has the lease of the pool.
 var ErrLeased = errors.New("another rollout of this pool is under way")
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -20,7 +21,8 @@ type KV struct {
 	Node bool `yaml:"node"`
 	// Tiers are below that memory; they outlive it. They need Node.
 	Tiers KVTiers `yaml:"tiers"`
-	// LMCache lets vLLM on this host keep its KV in that memory. It needs Node.
+	// LMCache lets vLLM on this host keep its KV in that memory. It needs Node, and Dir below
+	// /dev/shm or not given.
 	LMCache KVLMCache `yaml:"lmcache"`
 }
 
@@ -65,6 +67,9 @@ type KVS3 struct {
 
 // LeastKV is the smallest KV.Limit, in bytes: a few blocks.
 const LeastKV = 1 << 20
+
+// sharedMemory is where engines of the same host open memory by its name.
+const sharedMemory = "/dev/shm"
 
 // KVOff is the KV.Dir of workers that keep no KV.
 const KVOff = "off"
@@ -120,6 +125,8 @@ func (p *parser) kvLMCache(k *KV, at Place) {
 		p.wrong(at, "kv.lmcache.listen", "kv.lmcache.listen %.80q: want a loopback address, IP:PORT", l.Listen)
 	case !k.Node || k.Dir == KVOff:
 		p.wrong(at, "kv.lmcache.listen", "kv.lmcache needs a KV node: kv.node true, and kv.dir not off")
+	case k.Dir != "" && !strings.HasPrefix(filepath.Clean(k.Dir)+"/", sharedMemory+"/"):
+		p.wrong(at, "kv.dir", "kv.dir %.80q: kv.lmcache needs one below %s, where engines open the memory", k.Dir, sharedMemory)
 	}
 }
 

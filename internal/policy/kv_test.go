@@ -16,6 +16,11 @@ func TestKVTiers(t *testing.T) {
 	if k.Limit != 4<<30 || k.Tiers.NVMe.Dir != "/d" || k.Tiers.NVMe.Limit != 64<<30 || !k.Tiers.Redis.Single || k.Tiers.S3.Limit != 5<<30 {
 		t.Errorf("%+v", k)
 	}
+	for _, dir := range []string{"/dev/shm", "/dev/shm/", "/dev/shm/mine"} {
+		if k := parse(t, kvMesh("kv: {node: true, dir: "+dir+", lmcache: {listen: '127.0.0.1:1'}}")).Mesh.KV; k.LMCache.Chunk != 256 {
+			t.Errorf("%+v", k)
+		}
+	}
 	if k := parse(t, pool).Mesh.KV; k.Tiers.NVMe.Dir != "" || k.Tiers.Redis.URL != "" || k.Tiers.S3.URL != "" {
 		t.Errorf("%+v", k)
 	}
@@ -39,6 +44,9 @@ func TestKVMistakes(t *testing.T) {
 		"kv: {lmcache: {listen: '127.0.0.1:1'}}":                                "p.yaml:12: kv.lmcache needs a KV node",
 		"kv: {node: true, lmcache: {chunk: 128}}":                               "p.yaml:12: kv.lmcache: kv.lmcache.listen is missing",
 		"kv: {node: true, lmcache: {listen: '0.0.0.0:1'}}":                      `p.yaml:12: kv.lmcache.listen "0.0.0.0:1": want a loopback address`,
+		"kv: {node: true, dir: /var/kv, lmcache: {listen: '127.0.0.1:1'}}":      `p.yaml:12: kv.dir "/var/kv": kv.lmcache needs one below /dev/shm`,
+		"kv: {node: true, dir: /dev/shm2, lmcache: {listen: '127.0.0.1:1'}}":    `p.yaml:12: kv.dir "/dev/shm2": kv.lmcache needs`,
+		"kv: {node: true, dir: /dev/shm/.., lmcache: {listen: '127.0.0.1:1'}}":  `p.yaml:12: kv.dir "/dev/shm/..": kv.lmcache needs`,
 		"kv: {node: true, lmcache: {listen: '127.0.0.1:1', chunk: -1}}":         "p.yaml:12: kv.lmcache.chunk -1: want 1 to 65536",
 	} {
 		_, err := Parse(File{Name: "p.yaml", Data: []byte(kvMesh(kv))})

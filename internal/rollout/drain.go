@@ -15,7 +15,8 @@ type Mesh interface {
 	// Workers lists all workers the control plane knows.
 	Workers(ctx context.Context) ([]fleet.WorkerView, error)
 	// Streams lists the requests that the gateway carries now, and what came of those
-	// that it has carried.
+	// that it has carried. The error of a gateway that is away, which carries none, matches
+	// ErrNoGateway.
 	Streams(ctx context.Context) (fleet.StreamList, error)
 	// Minimum is how many workers of a pool must keep taking requests.
 	Minimum(ctx context.Context, pool string) (int, error)
@@ -28,6 +29,9 @@ type Mesh interface {
 
 // ErrUnknown says that the control plane knows no such worker.
 var ErrUnknown = errors.New("no such worker")
+
+// ErrNoGateway says that nobody listens where the gateway should.
+var ErrNoGateway = errors.New("the gateway is away")
 
 // Left is what a worker that is being emptied still has to do.
 type Left struct {
@@ -107,7 +111,7 @@ func leftAt(ctx context.Context, m Mesh, id string) (Left, error) {
 		return Left{}, err
 	}
 	list, err := m.Streams(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNoGateway) {
 		return Left{}, err
 	}
 	return Left{Worker: id, Requests: int(w.Running) + int(w.Waiting), Streams: carried(list, id)}, nil

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -33,12 +34,30 @@ type Step struct {
 	Incarnation uint64 `json:"incarnation"`
 	Fingerprint string `json:"fingerprint,omitempty"`
 	// Drained says that the rollout drained the worker and has not given it back.
-	Drained bool `json:"drained,omitempty"`
+	Drained bool `json:"drained"`
 	// Held says that an operator had drained it before: it is restarted and stays so.
 	Held bool `json:"held,omitempty"`
 	// Now is the fingerprint after it, and Reason says why it failed.
 	Now    string `json:"now,omitempty"`
 	Reason string `json:"reason,omitempty"`
+}
+
+// UnmarshalJSON reads a step. One that does not say whether it is drained was stored by a
+// version that knew of no drains but its own: then its state says it.
+func (s *Step) UnmarshalJSON(data []byte) error {
+	type plain Step
+	in := struct {
+		*plain
+		Drained *bool `json:"drained"`
+	}{plain: (*plain)(s)}
+	if err := json.Unmarshal(data, &in); err != nil {
+		return fmt.Errorf("step of a rollout: %w", err)
+	}
+	s.Drained = !s.Held && (s.State == Draining || s.State == Restarting || s.State == Failed)
+	if in.Drained != nil {
+		s.Drained = *in.Drained
+	}
+	return nil
 }
 
 // Plan is a rollout: which workers, in which order, and how far it came.
@@ -113,6 +132,14 @@ func (p Plan) Pools() []string {
 	slices.Sort(pools)
 	return slices.Compact(pools)
 }
+
+// Lent are the steps whose workers GiveBack lets take requests again.
+func (p Plan) Lent() Plan {
+	return Plan{slices.DeleteFunc(slices.Clone(p.Steps), func(s Step) bool { return !s.lent() })}
+}
+
+// lent reports whether the worker was drained by the rollout and not restarted.
+func (s Step) lent() bool { return s.State == Draining && s.Drained }
 
 // Back is the plan that undoes this one: the workers that were restarted, the last
 // first. A worker that was not touched is not in it; one that is only drained is given

@@ -26,6 +26,8 @@ type fakeMesh struct {
 	restarted func(*fakeWorker)
 	// fail, when it returns an error for an event, fails that call.
 	fail func(event string) error
+	// gateway, when it returns an error, is that of a look at the streams.
+	gateway func() error
 }
 
 type fakeWorker struct {
@@ -88,6 +90,11 @@ func (m *fakeMesh) Workers(context.Context) ([]fleet.WorkerView, error) {
 
 func (m *fakeMesh) Streams(context.Context) (fleet.StreamList, error) {
 	var out fleet.StreamList
+	if m.gateway != nil {
+		if err := m.gateway(); err != nil {
+			return out, err
+		}
+	}
 	for _, w := range m.list {
 		for range w.streams {
 			out.Streams = append(out.Streams, fleet.StreamView{Worker: w.ID})

@@ -109,7 +109,7 @@ func GiveBack(ctx context.Context, m Mesh, p *Plan, c Config) ([]string, error) 
 	r := newRunner(m, p, c)
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		if s.State != Draining || !s.Drained {
+		if !s.lent() {
 			continue
 		}
 		if err := r.giveBack(ctx, s); err != nil {

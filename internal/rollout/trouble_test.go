@@ -3,6 +3,7 @@ package rollout
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -99,6 +100,36 @@ func TestCountsBeginAnew(t *testing.T) {
 		}
 		if err := Run(t.Context(), m, m.planFor(t, 1), Defaults()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A gateway that is away for a while counts on from where it was when it is back: what it
+// had counted before is not the new worker's.
+func TestGatewayThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMesh("a", "a")
+		m.restarted = func(w *fakeWorker) {
+			begin := time.Now()
+			w.attempts = func() fleet.AttemptView { return fleet.AttemptView{Worker: w.ID, OK: 100, Broken: 1000} }
+			m.gateway = func() error {
+				if s := time.Since(begin); s > 3*time.Second && s < 5*time.Second {
+					return fmt.Errorf("%w: connection refused", ErrNoGateway)
+				}
+				return nil
+			}
+		}
+		if err := Run(t.Context(), m, m.planFor(t, 1), Defaults()); err != nil {
+			t.Error(err)
+		}
+		// A worker can be drained without it.
+		m.gateway = func() error { return ErrNoGateway }
+		if _, err := Drain(t.Context(), m, "w1", DrainDefaults()); err != nil {
+			t.Errorf("drain: %v", err)
+		}
+		m.gateway = func() error { return errors.New("it answers nonsense") }
+		if err := Run(t.Context(), m, m.planFor(t, 1), Defaults()); err == nil {
+			t.Error("a gateway that cannot be asked passed")
 		}
 	})
 }

@@ -53,7 +53,7 @@ func (r *runner) ready(ctx context.Context, s *Step) error {
 // of the answers that the gateway had from it.
 func (r *runner) observe(ctx context.Context, s *Step) error {
 	r.c.Progress(s.Worker, fmt.Sprintf("ready; watched for %v", r.c.Observe))
-	var base *fleet.AttemptView
+	var base *fleet.AttemptView // what the gateway had counted at the first look
 	for begin := time.Now(); ; {
 		w, err := find(ctx, r.m, s.Worker)
 		switch {
@@ -66,17 +66,8 @@ func (r *runner) observe(ctx context.Context, s *Step) error {
 		case w.ErrorRate > r.c.MaxErrorRate:
 			return &BoundError{s.Worker, fmt.Sprintf("%.1f %% of its requests fail, at most %.1f %% may", w.ErrorRate*100, r.c.MaxErrorRate*100)}
 		}
-		list, err := r.m.Streams(ctx)
-		if err != nil {
+		if base, err = r.answers(ctx, s, base); err != nil {
 			return err
-		}
-		now := list.AttemptsAt(s.Worker)
-		if base == nil || now.OK < base.OK || now.Broken < base.Broken { // another gateway counts anew
-			base = &now
-		}
-		broken, all := now.Broken-base.Broken, now.OK-base.OK+now.Broken-base.Broken+int64(carried(list, s.Worker))
-		if float64(broken) > r.c.MaxErrorRate*float64(all) {
-			return &BoundError{s.Worker, fmt.Sprintf("it broke %d of the %d answers that the gateway asked it for, at most %.1f %% may break", broken, all, r.c.MaxErrorRate*100)}
 		}
 		if time.Since(begin) >= r.c.Observe {
 			return nil
@@ -85,4 +76,25 @@ func (r *runner) observe(ctx context.Context, s *Step) error {
 			return err
 		}
 	}
+}
+
+// answers looks at what became of the answers since base, nil before the first look, and
+// returns the base of the next look. A gateway that is away tells nothing.
+func (r *runner) answers(ctx context.Context, s *Step, base *fleet.AttemptView) (*fleet.AttemptView, error) {
+	list, err := r.m.Streams(ctx)
+	if errors.Is(err, ErrNoGateway) {
+		return base, nil
+	}
+	if err != nil {
+		return base, err
+	}
+	now := list.AttemptsAt(s.Worker)
+	if base == nil || now.OK < base.OK || now.Broken < base.Broken { // another gateway counts anew
+		base = &now
+	}
+	broken, all := now.Broken-base.Broken, now.OK-base.OK+now.Broken-base.Broken+int64(carried(list, s.Worker))
+	if float64(broken) > r.c.MaxErrorRate*float64(all) {
+		return base, &BoundError{s.Worker, fmt.Sprintf("it broke %d of the %d answers that the gateway asked it for, at most %.1f %% may break", broken, all, r.c.MaxErrorRate*100)}
+	}
+	return base, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvmesh/kvmesh/internal/supervise"
 	"github.com/kvmesh/kvmesh/test/testmesh"
@@ -65,11 +66,23 @@ func TestScripts(t *testing.T) {
 	}
 }
 
+// condition is what scripts can ask of the machine: [shm] is shared memory with room for
+// a KV node.
+func condition(name string) (bool, error) {
+	if name != "shm" {
+		return false, fmt.Errorf("no such condition: %s", name)
+	}
+	var s unix.Statfs_t
+	const least = 256 << 20
+	return unix.Statfs("/dev/shm", &s) == nil && int64(s.Bavail)*int64(s.Bsize) >= least, nil
+}
+
 func runScript(t *testing.T, file string) {
 	c := &commands{t: t}
 	testscript.Run(t, testscript.Params{
 		Files:               []string{file},
 		RequireExplicitExec: true,
+		Condition:           condition,
 		Setup:               c.setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"mesh": c.mesh, "http": c.http, "signal": c.signal, "status": c.status, "gone": c.gone, "kvmesh": c.kvmesh,

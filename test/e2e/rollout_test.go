@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -150,11 +151,19 @@ func TestRolloutByHTTP(t *testing.T) {
 	want := undisturbed(t, m, 12, tokens)
 	before := m.Parts()
 	ctx, cancel := context.WithCancel(t.Context())
+	env := append(curlPath(t), "API="+m.API, "GATEWAY="+m.Gateway(t))
+	replace := func(args ...string) *exec.Cmd {
+		limit, done := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
+		t.Cleanup(done)
+		c := exec.CommandContext(limit, "sh", append([]string{"replace.sh", "sim", "worker-2", "sh", "-c"}, args...)...)
+		c.Dir, c.Env, c.WaitDelay = m.Dir, env, 5*time.Second
+		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		return c
+	}
 	go func() {
 		defer cancel()
 		// The restart command tries a rollout of its own while the pool is the script's.
-		c := exec.Command("sh", "replace.sh", "sim", "worker-2", "sh", "-c", `"$0" rollout --journal other.json worker-1 2>refused && exit 1; kill -TERM $KVMESH_WORKER_PID`, bin)
-		c.Dir, c.Env = m.Dir, append(curlPath(t), "API="+m.API, "GATEWAY="+m.Gateway(t))
+		c := replace(`"$0" rollout --journal other.json worker-1 2>refused && exit 1; kill -TERM $KVMESH_WORKER_PID`, bin)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("replace.sh: %v: %s", err, out)
 		}
@@ -177,6 +186,14 @@ func TestRolloutByHTTP(t *testing.T) {
 			t.Errorf("%s is still drained", w.ID)
 		}
 	}
+	// Nothing of a script that is killed goes on to renew its lease.
+	killed := replace(`kill -KILL $PPID`)
+	if err := killed.Run(); err == nil || killed.ProcessState.Exited() {
+		t.Fatalf("the script was to be killed: %v", err)
+	}
+	testmesh.Eventually(t, "the end of the killed script's renewal", time.Minute, func() bool {
+		return errors.Is(syscall.Kill(-killed.Process.Pid, 0), syscall.ESRCH)
+	})
 }
 
 // curlPath is the environment, with a stand-in for curl where the machine has none.
