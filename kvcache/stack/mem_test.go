@@ -23,7 +23,10 @@ type memStore struct {
 	most   int // blocks; beyond it the oldest goes. 0 = no limit, -1 = always full
 
 	delay time.Duration // of every call
+	late  time.Duration // of a block, on its way from or to the store
+	slow  time.Duration // of Drop, until the blocks go
 	hang  chan struct{} // calls wait until it is closed, whatever their context says; nil = they do not
+	stuck chan struct{} // likewise, but only Get
 	err   error         // of every call
 	rot   bool          // what is read is flipped
 }
@@ -46,6 +49,16 @@ func (m *memStore) enter() error {
 	return err
 }
 
+// wait lets the time pass that the store takes for something.
+func (m *memStore) wait(of func(*memStore) time.Duration) {
+	m.mu.Lock()
+	d := of(m)
+	m.mu.Unlock()
+	if d > 0 {
+		<-time.After(d)
+	}
+}
+
 // set changes the store's ways.
 func (m *memStore) set(change func(*memStore)) {
 	m.mu.Lock()
@@ -58,6 +71,7 @@ func (m *memStore) Put(_ context.Context, f *kvcache.Frame) error {
 	if err := m.enter(); err != nil {
 		return err
 	}
+	m.wait(func(m *memStore) time.Duration { return m.late })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.blocks[f.Key] != nil {
@@ -121,6 +135,19 @@ func (m *memStore) Get(_ context.Context, ref kvcache.Ref) (*kvcache.Lent, error
 		return nil, err
 	}
 	m.mu.Lock()
+	stuck := m.stuck
+	m.mu.Unlock()
+	if stuck != nil {
+		<-stuck
+	}
+	l, err := m.lend(ref)
+	m.wait(func(m *memStore) time.Duration { return m.late })
+	return l, err
+}
+
+// lend reads a block.
+func (m *memStore) lend(ref kvcache.Ref) (*kvcache.Lent, error) {
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reads[ref.Key]++
 	f := m.blocks[ref.Key]
@@ -143,6 +170,7 @@ func (m *memStore) Drop(_ context.Context, f kvcache.Fingerprint) error {
 	if err := m.enter(); err != nil {
 		return err
 	}
+	m.wait(func(m *memStore) time.Duration { return m.slow })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, b := range m.blocks {

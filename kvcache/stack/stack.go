@@ -218,6 +218,13 @@ func (s *Stack) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 		})
 	}
 	all.Wait()
+	if len(s.tiers) > 0 {
+		// A look-up in between may have brought near what a tier still had.
+		s.mu.Lock()
+		s.drops[f]++
+		s.mu.Unlock()
+		errs = append(errs, s.near.Drop(ctx, f))
+	}
 	return errors.Join(errs...)
 }
 

@@ -307,26 +307,54 @@ func TestDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, Config{})
 		frames, ids := chainOf(t, 1, 6)
+		others, _ := chainOf(t, 2, 3)
 		fill(t, r.b, frames...)
 		r.a.delay, r.b.delay = 30*time.Millisecond, 30*time.Millisecond
-		fill(t, r, frames[:3]...) // on their way to a
+		r.a.late, r.b.late = 200*time.Millisecond, 200*time.Millisecond
 		looking := make(chan struct{})
 		go func() {
 			defer close(looking)
-			r.ask(t, ids, time.Second) // and those behind them on their way from b
+			r.ask(t, ids, time.Second)
 		}()
-		<-time.After(75 * time.Millisecond)
+		<-time.After(50 * time.Millisecond)
+		fill(t, r, others...)
+		synctest.Wait()
 		if err := r.Drop(t.Context(), testSpace().Fingerprint); err != nil {
 			t.Fatal(err)
 		}
+		r.mu.Lock()
+		flights := len(r.flights)
+		r.mu.Unlock()
+		if flights == 0 || r.Behind() == 0 || r.b.count() != 0 {
+			t.Errorf("%d flights and %d blocks to be written at the end of the drop, %d in the tier", flights, r.Behind(), r.b.count())
+		}
 		<-looking
 		<-time.After(time.Second)
-		if r.near.count()+r.a.count()+r.b.count() != 0 {
+		if r.near.count()+r.a.count()+r.b.count() != 0 || len(r.b.reads) == 0 {
 			t.Errorf("%d, %d and %d blocks after the drop", r.near.count(), r.a.count(), r.b.count())
 		}
 		r.b.set(func(m *memStore) { m.err = errors.New("away") })
 		if err := r.Drop(t.Context(), testSpace().Fingerprint); err == nil {
 			t.Error("a tier could not drop, and nobody is told")
+		}
+	})
+}
+
+// TestSlowDrop: what is looked up while a tier takes its time to drop it is gone at its end.
+func TestSlowDrop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		frames, ids := chainOf(t, 1, 6)
+		fill(t, r.b, frames...)
+		r.b.slow = 20 * time.Second
+		dropped := make(chan error)
+		go func() { dropped <- r.Drop(t.Context(), testSpace().Fingerprint) }()
+		<-time.After(time.Second)
+		if n, _ := r.ask(t, ids, time.Second); n != 6*size {
+			t.Fatalf("%d tokens while the tier still has them", n)
+		}
+		if err := <-dropped; err != nil || r.near.count() != 0 {
+			t.Errorf("%d blocks near at the end of the drop: %v", r.near.count(), err)
 		}
 	})
 }
