@@ -10,13 +10,14 @@ import (
 // flight is a block on its way into the near store. Whoever wants the same block waits
 // for the same flight.
 type flight struct {
+	t    *tier // from which it comes
 	done chan struct{}
 	err  error // once done: why it did not come
 }
 
 // wait waits for a flight until ctx ends, and says whether it has ended by then. One that
-// is left counts against its tier.
-func (f *flight) wait(ctx context.Context, t *tier) bool {
+// is left counts against its own tier, whoever else would have had the block.
+func (f *flight) wait(ctx context.Context) bool {
 	select {
 	case <-f.done:
 		return true
@@ -26,10 +27,10 @@ func (f *flight) wait(ctx context.Context, t *tier) bool {
 	case <-f.done:
 		return true
 	case <-ctx.Done():
-		t.left.Add(1)
+		f.t.left.Add(1)
 		go func() {
 			<-f.done
-			t.left.Add(-1)
+			f.t.left.Add(-1)
 		}()
 		return false
 	}
@@ -64,8 +65,8 @@ func (s *Stack) feed(ctx context.Context, t *tier, blocks []kvcache.Found) *feed
 // of no use, and says how many came and whether those are all.
 func (f *feed) wait(ctx context.Context) (came int, all bool) {
 	for fl := range f.flights {
-		if !fl.wait(ctx, f.t) {
-			f.s.metrics.cut(f.t, cutDeadline)
+		if !fl.wait(ctx) {
+			f.s.metrics.cut(fl.t, cutDeadline)
 			return came, false
 		}
 		if fl.err != nil {
@@ -76,10 +77,11 @@ func (f *feed) wait(ctx context.Context) (came int, all bool) {
 	return came, came == f.blocks
 }
 
-// bring begins the flight of a block, or joins the one that is on its way. It waits for a
-// slot of the tier and for room; nil = ctx has ended meanwhile.
+// bring begins the flight of a block, or joins the one that is on its way, unless that comes
+// from another tier that is not to be asked. It waits for a slot of the tier and for room;
+// nil = ctx has ended meanwhile.
 func (s *Stack) bring(ctx context.Context, t *tier, b kvcache.Found) *flight {
-	if f := s.flying(b.Key); f != nil {
+	if f := s.flying(t, b.Key); f != nil {
 		s.metrics.shared.WithLabelValues(t.Name).Inc()
 		return f
 	}
@@ -99,29 +101,39 @@ func (s *Stack) bring(ctx context.Context, t *tier, b kvcache.Found) *flight {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.flights[b.Key]; f != nil || s.closed {
+	if f := s.flyingLocked(t, b.Key); f != nil || s.closed {
 		free()
 		return f
 	}
-	f := &flight{done: make(chan struct{})}
+	f := &flight{t: t, done: make(chan struct{})}
 	s.flights[b.Key] = f
 	dropped := s.drops[b.Fingerprint]
 	s.done.Go(func() {
 		f.err = s.copyIn(t, b, dropped)
 		free()
 		s.mu.Lock()
-		delete(s.flights, b.Key)
+		if s.flights[b.Key] == f {
+			delete(s.flights, b.Key)
+		}
 		s.mu.Unlock()
 		close(f.done)
 	})
 	return f
 }
 
-// flying returns the flight of a block that is on its way.
-func (s *Stack) flying(key kvcache.Key) *flight {
+// flying returns the flight of a block that is on its way and that who would read it from a
+// tier may wait for.
+func (s *Stack) flying(t *tier, key kvcache.Key) *flight {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.flights[key]
+	return s.flyingLocked(t, key)
+}
+
+func (s *Stack) flyingLocked(t *tier, key kvcache.Key) *flight {
+	if f := s.flights[key]; f != nil && (f.t == t || f.t.admits()) {
+		return f
+	}
+	return nil
 }
 
 // copyIn reads a block from a tier, verifies it, and puts it into the near store, unless

@@ -92,7 +92,7 @@ type Stack struct {
 
 	mu      sync.Mutex
 	closed  bool
-	flights map[kvcache.Key]*flight
+	flights map[kvcache.Key]*flight     // of those of one block, the last
 	drops   map[kvcache.Fingerprint]int // how often each was dropped
 	labels  map[kvcache.Fingerprint]int // and that when the tiers were told its label
 }
@@ -253,7 +253,10 @@ func (s *Stack) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 			continue
 		}
 		fl := s.bring(bounded, t, kvcache.Found{Ref: ref})
-		if fl == nil || !fl.wait(bounded, t) {
+		if fl == nil || !fl.wait(bounded) {
+			if fl != nil {
+				t = fl.t
+			}
 			s.metrics.cut(t, cutDeadline)
 			return nil, fmt.Errorf("block %s: %w", ref.Key, errors.Join(kvcache.ErrNotFound, bounded.Err()))
 		}
