@@ -1,6 +1,8 @@
 package stack
 
 import (
+	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,4 +71,41 @@ func TestJoinedFlight(t *testing.T) {
 			t.Error("waits for a tier that hangs, and another one has it")
 		}
 	})
+}
+
+// TestHungLooks: look-ups of a tier hang, and the one before it, which is slow enough for it
+// to be asked, has everything, so that nobody waits for them: they are few all the same.
+func TestHungLooks(t *testing.T) {
+	for name, within := range map[string]time.Duration{"their time is over": 400 * time.Millisecond, "they have time": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, Config{})
+				hang := make(chan struct{})
+				r.a.delay, r.b.hang = 2*moment, hang
+				free := sync.OnceFunc(func() { close(hang) })
+				defer free()
+				before, most := runtime.NumGoroutine(), 0
+				for i := range int32(1000) {
+					frames, ids := chainOf(t, i, 1)
+					fill(t, r.a, frames...)
+					if n, took := r.ask(t, ids, within); n != size || took > 4*moment {
+						t.Fatalf("%d tokens after %v", n, took)
+					}
+					most = max(most, runtime.NumGoroutine()-before)
+				}
+				// Not all other goroutines of the process are of this test.
+				if n := r.tiers[1].looks.Load(); n > mostLooks || most > mostLooks+100 {
+					t.Errorf("%d look-ups run, and up to %d goroutines more than before", n, most)
+				}
+				if within < time.Second && r.tiers[1].left.Load() == 0 {
+					t.Error("the time of those that hang is over, and the tier is still asked")
+				}
+				free()
+				synctest.Wait()
+				if n := r.tiers[1].looks.Load() + r.tiers[1].left.Load(); n != 0 {
+					t.Errorf("%d look-ups run when all have returned", n)
+				}
+			})
+		})
+	}
 }

@@ -117,9 +117,12 @@ func (w *search) round() bool {
 		w.take(w.ctx)
 	}
 	for _, l := range w.asked {
-		if w.ctx.Err() != nil { // else somebody had everything, and it may run on
+		if w.ctx.Err() != nil {
 			l.leave()
 			w.s.metrics.cut(l.t, cutDeadline)
+		} else if end, ok := w.ctx.Deadline(); ok {
+			// Somebody else had everything, and it may run on, but not for ever.
+			time.AfterFunc(time.Until(end), l.leave)
 		}
 	}
 	w.asked = nil
@@ -137,12 +140,17 @@ func (w *search) ask(t *tier) *look {
 		w.s.metrics.cut(t, cutSlower)
 		return nil
 	}
-	return w.s.look(t, kvcache.Query{Space: w.q.Space, From: w.from, First: w.q.First + w.at, IDs: w.q.IDs[w.at:]})
+	l := w.s.look(t, kvcache.Query{Space: w.q.Space, From: w.from, First: w.q.First + w.at, IDs: w.q.IDs[w.at:]})
+	if l == nil {
+		w.s.metrics.cut(t, cutAway)
+	}
+	return l
 }
 
-// take takes the answers that have been asked for, in their order, until ctx ends.
+// take takes the answers that have been asked for, in their order, until ctx ends
+// or all is found.
 func (w *search) take(ctx context.Context) {
-	for len(w.asked) > 0 {
+	for len(w.asked) > 0 && w.at < len(w.q.IDs) {
 		m, ok := w.asked[0].wait(ctx)
 		if !ok {
 			return

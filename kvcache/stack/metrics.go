@@ -14,7 +14,7 @@ type metrics struct {
 const (
 	cutDeadline = "deadline" // the caller's time was over
 	cutSlower   = "slower"   // computing is expected to be faster
-	cutAway     = "away"     // a call that somebody left still runs
+	cutAway     = "away"     // a call that somebody left still runs, or too many do
 )
 
 // newMetrics makes the metrics, and registers them unless reg is nil.

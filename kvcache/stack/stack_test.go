@@ -127,6 +127,7 @@ func TestBesideEachOther(t *testing.T) {
 		if n, _ := r.ask(t, ids, time.Second); n != 4*size || len(r.b.reads) != 0 {
 			t.Errorf("%d tokens, %d blocks read of the second tier", n, len(r.b.reads))
 		}
+		<-time.After(time.Second) // the other one's look-up ends, too
 	})
 }
 

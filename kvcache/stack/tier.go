@@ -22,9 +22,15 @@ type tier struct {
 
 	// left is how many calls run that their caller has left at its deadline.
 	left atomic.Int64
+	// looks is how many look-ups run, whoever waits for them.
+	looks atomic.Int64
 
 	look, read pace
 }
+
+// mostLooks is how many look-ups of one tier run at once. Each may hold a thread where the
+// tier is a file system.
+const mostLooks = 128
 
 // admits says whether the tier may be asked.
 func (t *tier) admits() bool { return t.left.Load() <= 0 }
@@ -88,10 +94,15 @@ const (
 	lookLeft
 )
 
-// look begins one. What fails has found nothing.
+// look begins one; nil = there are too many. What fails has found nothing.
 func (s *Stack) look(t *tier, q kvcache.Query) *look {
+	if t.looks.Add(1) > mostLooks {
+		t.looks.Add(-1)
+		return nil
+	}
 	l := &look{t: t, q: q, ready: make(chan kvcache.Match, 1)}
 	go func() {
+		defer t.looks.Add(-1)
 		begin := time.Now()
 		m, err := t.Store.Longest(s.ctx, q)
 		if err != nil {
