@@ -195,10 +195,11 @@ func TestFarAfterKill(t *testing.T) {
 	}
 }
 
-// stuck is a tier whose look-ups hang.
+// stuck is a tier whose calls hang.
 type stuck struct {
 	kvcache.Store
-	until chan struct{}
+	until    chan struct{}
+	dropping chan struct{} // closed when Drop begins
 }
 
 // Longest implements kvcache.Store.
@@ -232,6 +233,34 @@ func TestFarHangs(t *testing.T) {
 			t.Errorf("%d blocks: %v", len(m.Blocks), err)
 		}
 	}
+}
+
+// Drop implements kvcache.Store.
+func (s stuck) Drop(context.Context, kvcache.Fingerprint) error {
+	close(s.dropping)
+	<-s.until
+	return nil
+}
+
+// TestEndHangs: a node ends while a request waits for a tier that hangs.
+func TestEndHangs(t *testing.T) {
+	s := stuck{until: make(chan struct{}), dropping: make(chan struct{})}
+	store, err := arena.Open(arena.Config{Dir: nodeDir(t), Limit: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	below, err := stack.New(stack.Config{Near: store, Far: []stack.Tier{{Name: "far", Store: s}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer below.Close()
+	defer close(s.until)
+	server := NewServer(store, below, nil)
+	server.patience = 10 * time.Millisecond
+	server.done.Go(func() { _ = server.drop(t.Context(), kvcache.Fingerprint{}) })
+	<-s.dropping
+	server.end() // or the test hangs
 }
 
 // TestFetchNeedsTiers: a node without them refuses a fetch, and its clients do not ask.

@@ -57,6 +57,9 @@ type Server struct {
 	stack *stack.Stack // nil = there is nothing below
 	log   *slog.Logger
 
+	// patience is how long the end waits for requests that are being answered.
+	patience time.Duration
+
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 	done  sync.WaitGroup
@@ -78,11 +81,11 @@ func NewServer(store *arena.Store, below *stack.Stack, log *slog.Logger) *Server
 			below.Wrote(b)
 		}
 	}
-	return &Server{store: store, stack: below, log: log, conns: map[net.Conn]bool{}}
+	return &Server{store: store, stack: below, log: log, patience: 5 * time.Second, conns: map[net.Conn]bool{}}
 }
 
-// Serve serves until ctx ends, closes l and all connections, and waits for them. The
-// error is nil when ctx has ended.
+// Serve serves until ctx ends, closes l and all connections, and waits for them, but 5 s at
+// most: a request may wait for a disk that hangs. The error is nil when ctx has ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
@@ -130,14 +133,23 @@ func (s *Server) forget(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// end closes all connections and waits for them.
+// end closes all connections and waits for them, as long as that is worth it.
 func (s *Server) end() {
 	s.mu.Lock()
 	for c := range s.conns {
 		c.Close()
 	}
 	s.mu.Unlock()
-	s.done.Wait()
+	ended := make(chan struct{})
+	go func() {
+		s.done.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(s.patience):
+		s.log.Warn("KV node: requests are still being answered and are left alone", "after", s.patience)
+	}
 }
 
 // peer is one connection of a client, served by one goroutine. Its buffers are used again

@@ -157,12 +157,14 @@ func open(cfg Config, d disk, free func()) (*Store, error) {
 	return s, s.shrink(0, kvcache.Key{})
 }
 
-// Close implements kvcache.Store.
+// Close implements kvcache.Store. While a call hangs the directory stays this process's: what
+// it changes at last would be nothing that another owner knows of.
 func (s *Store) Close() error {
-	if s.ops.Close() {
+	first, err := s.ops.Close()
+	if first && err == nil {
 		s.free()
 	}
-	return nil
+	return err
 }
 
 // Stats implements kvcache.Counted. Used is what the files take, in whole pages.

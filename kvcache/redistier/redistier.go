@@ -138,12 +138,13 @@ func Open(cfg Config) (*Store, error) {
 
 // Close implements kvcache.Store.
 func (s *Store) Close() error {
-	if !s.ops.Close() {
-		return nil
+	first, err := s.ops.Close()
+	if !first {
+		return err
 	}
 	s.stop()
 	s.done.Wait()
-	return s.client.Close()
+	return errors.Join(err, s.client.Close())
 }
 
 // Stats implements kvcache.Counted. It asks a server for the bytes in use, for a moment.

@@ -145,15 +145,27 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &n) && n.Timeout()
 }
 
-// Close lets no more calls in and waits for those that are. It says whether it was the
-// first to close.
-func (o *Ops) Close() bool {
+// closeWait is how long Close waits for calls that run. A disk that hangs never ends them.
+const closeWait = 5 * time.Second
+
+// Close lets no more calls in and waits for those that are, 5 s at most. It says whether it
+// was the first to close; an error says that calls still run, which use what they have.
+func (o *Ops) Close() (first bool, err error) {
 	o.life.Lock()
-	first := !o.closed
+	first = !o.closed
 	o.closed = true
 	o.life.Unlock()
-	o.running.Wait()
-	return first
+	ended := make(chan struct{})
+	go func() {
+		o.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return first, nil
+	case <-time.After(closeWait):
+		return first, fmt.Errorf("close %s: calls still run after %v", o.cfg.Tier, closeWait)
+	}
 }
 
 // Refused counts a refusal and says whether err is one.

@@ -366,7 +366,10 @@ func TestClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		closed := make(chan bool)
-		go func() { closed <- o.Close() }()
+		go func() {
+			first, err := o.Close()
+			closed <- first && err == nil
+		}()
 		synctest.Wait()
 		if _, _, err := o.Begin(t.Context(), OpGet); !errors.Is(err, kvcache.ErrClosed) {
 			t.Errorf("begin after close: %v", err)
@@ -377,8 +380,30 @@ func TestClose(t *testing.T) {
 		default:
 		}
 		_ = op.End(nil)
-		if !<-closed || o.Close() {
-			t.Error("the first to close is the first")
+		if !<-closed {
+			t.Error("the first to close is not the first, or a call runs")
+		}
+		if first, err := o.Close(); first || err != nil {
+			t.Errorf("closed again: first %v, %v", first, err)
+		}
+	})
+}
+
+// TestCloseHangs: a call that never ends does not keep anybody from closing.
+func TestCloseHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := NewOps(OpsConfig{Timeout: time.Minute}, func() int64 { return 0 })
+		_, op, err := o.Begin(t.Context(), OpGet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if first, err := o.Close(); !first || err == nil || time.Since(begin) != closeWait {
+			t.Errorf("first %v after %v: %v", first, time.Since(begin), err)
+		}
+		_ = op.End(nil)
+		if first, err := o.Close(); first || err != nil {
+			t.Errorf("closed when it had ended: first %v, %v", first, err)
 		}
 	})
 }

@@ -125,11 +125,12 @@ func Open(cfg Config) (*Store, error) {
 
 // Close implements kvcache.Store.
 func (s *Store) Close() error {
-	if s.ops.Close() {
+	first, err := s.ops.Close()
+	if first {
 		s.stop()
 		s.done.Wait()
 	}
-	return nil
+	return err
 }
 
 // Stats implements kvcache.Counted. Used is that of the last survey and what this process
