@@ -77,9 +77,7 @@ func NewServer(store *arena.Store, below *stack.Stack, log *slog.Logger) *Server
 		log = slog.New(slog.DiscardHandler)
 	}
 	if below != nil {
-		for _, b := range store.Newest(offered) {
-			below.Wrote(b)
-		}
+		below.Offer(store.Newest(offered))
 	}
 	return &Server{store: store, stack: below, log: log, patience: 5 * time.Second, conns: map[net.Conn]bool{}}
 }

@@ -16,6 +16,8 @@ const (
 	// no answer in the tier's own time: that is how a server begins to be away.
 	tries     = 3
 	lateTries = 30
+	// offerLook is the time between two looks whether a queue has room for old blocks.
+	offerLook = 100 * time.Millisecond
 )
 
 // Wrote notes that the near store has a block that did not come by Put: it is to be written
@@ -28,6 +30,42 @@ func (s *Stack) Wrote(b kvcache.Found) {
 		default:
 			t.count(b, -1)
 			s.metrics.dropped.WithLabelValues(t.Name, "full").Inc()
+		}
+	}
+}
+
+// Offer notes blocks that the near store has had for longer, of which nobody knows whether
+// the far tiers have them. They wait, in their order, until a tier's queue is less than half
+// full, so that new ones have room. It never waits.
+func (s *Stack) Offer(blocks []kvcache.Found) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	for _, t := range s.tiers {
+		for _, b := range blocks {
+			t.count(b, 1)
+		}
+		s.done.Go(func() { s.offer(t, blocks) })
+	}
+}
+
+// offer hands blocks to the queue of a tier, until the stack is closed.
+func (s *Stack) offer(t *tier, blocks []kvcache.Found) {
+	for len(blocks) > 0 {
+		if len(t.queue) < (cap(t.queue)+1)/2 {
+			select {
+			case t.queue <- blocks[0]:
+				blocks = blocks[1:]
+				continue
+			default:
+			}
+		}
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-time.After(offerLook):
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
 )
 
@@ -106,6 +107,37 @@ func TestTierLate(t *testing.T) {
 		<-time.After(lateTries * awayLook)
 		if r.a.count() != 3 || r.droppedFor("a", "failed") != 0 || r.droppedFor("b", "failed") != 3 {
 			t.Errorf("%d blocks, %v given up", r.a.count(), r.droppedFor("b", "failed"))
+		}
+	})
+}
+
+// TestOffer: old blocks are written too, in their order, and leave room for new ones while
+// the tier does not answer.
+func TestOffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{Queue: 8, Abreast: 1, Flush: time.Minute})
+		old, _ := chainOf(t, 1, 20)
+		fill(t, r.near, old...)
+		hang := make(chan struct{})
+		r.a.hang = hang
+		var list []kvcache.Found
+		for _, f := range old {
+			list = append(list, kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total})
+		}
+		r.Offer(list)
+		<-time.After(time.Second)
+		if n := r.tiers[0].behind.blocks.Load(); n != 20 || r.b.count() != 20 {
+			t.Errorf("%d blocks wait for the tier that hangs, the other one has %d", n, r.b.count())
+		}
+		fresh, _ := chainOf(t, 2, 4)
+		fill(t, r, fresh...)
+		if n := r.droppedFor("a", "full"); n != 0 {
+			t.Errorf("%v new blocks were dropped for old ones", n)
+		}
+		r.a.set(func(m *memStore) { m.hang = nil })
+		close(hang)
+		if err := r.Close(); err != nil || r.a.count() != 24 || r.Behind() != 0 {
+			t.Errorf("%d of 24 blocks, %d wait: %v", r.a.count(), r.Behind(), err)
 		}
 	})
 }
