@@ -177,6 +177,10 @@ func TestNewest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	values := Values()
+	for i := range int32(3) { // what Redis clients keep is not offered to anybody
+		put(t, s, sealed(t, values, values.Root, i, 100))
+	}
 	for _, most := range []int{0, 2, 6, 10} {
 		got := s.Newest(most)
 		if n := min(most, len(want)); len(got) != n {

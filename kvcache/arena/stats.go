@@ -74,13 +74,19 @@ func (s *Store) labelRecordsLocked() (records []record) {
 	return records
 }
 
+// Values is the space of values that clients keep here under names of their own. They are no
+// KV of a model and go to no other store.
+func Values() kvcache.Space { return kvcache.NewSpace("kvmesh resp v1\n", nil) }
+
 // Newest lists the blocks that came last, so many at most, in the order in which they came:
-// about, because the place of one that has left is used again.
+// about, because the place of one that has left is used again. Values are not among them.
 func (s *Store) Newest(most int) (list []kvcache.Found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	values := Values()
 	for i := len(s.index.entries) - 1; i >= 0 && len(list) < most; i-- {
-		if e := &s.index.entries[i]; e.live && !s.index.spaces[e.space].dropped {
+		e := &s.index.entries[i]
+		if e.live && !s.index.spaces[e.space].dropped && s.index.ref(e).Space != values {
 			list = append(list, kvcache.Found{Ref: s.index.ref(e), First: int(e.first), Tokens: int(e.tokens), Size: e.size})
 		}
 	}

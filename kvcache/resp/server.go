@@ -71,7 +71,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, space: kvcache.NewSpace("kvmesh resp v1\n", nil), conns: map[net.Conn]bool{}, leases: map[kvcache.Key]*lease{}}, nil
+	return &Server{cfg: cfg, space: arena.Values(), conns: map[net.Conn]bool{}, leases: map[kvcache.Key]*lease{}}, nil
 }
 
 // Serve serves until ctx ends, closes l and all connections, and waits for them. The error
