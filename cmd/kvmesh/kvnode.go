@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -106,7 +107,8 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 
 // serveRESP has the node serve Redis clients, too.
 func (o kvNodeOptions) serveRESP(ctx context.Context, e *env, store *arena.Store, group *errgroup.Group) error {
-	s, err := resp.New(resp.Config{Store: store, Password: e.getenv("KVMESH_RESP_PASSWORD"), Log: e.log})
+	password := e.getenv("KVMESH_RESP_PASSWORD")
+	s, err := resp.New(resp.Config{Store: store, Password: password, Log: e.log})
 	if err != nil {
 		return err
 	}
@@ -114,8 +116,16 @@ func (o kvNodeOptions) serveRESP(ctx context.Context, e *env, store *arena.Store
 	if err != nil {
 		return err
 	}
+	if warnOpen(l.Addr(), password) {
+		e.log.Warn("every user of this host can read and change the values of --resp: it has no password", "addr", l.Addr().String(), "give", "KVMESH_RESP_PASSWORD, or --resp unix:PATH")
+	}
 	group.Go(func() error { return s.Serve(ctx, l) })
 	return nil
+}
+
+// warnOpen says whether others than this user reach an address without a password.
+func warnOpen(addr net.Addr, password string) bool {
+	return password == "" && addr.Network() != "unix"
 }
 
 // kvNodeHandler serves /health and /metrics of a node.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,6 +47,14 @@ func TestTierFlags(t *testing.T) {
 		if _, _, err := tierFlags(t, nil, bad...); err == nil {
 			t.Errorf("%v is taken", bad)
 		}
+	}
+}
+
+// TestWarnOpen: what other users of the host reach has a password, or a warning.
+func TestWarnOpen(t *testing.T) {
+	tcp, unix := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.UnixAddr{Name: "s", Net: "unix"}
+	if !warnOpen(tcp, "") || warnOpen(tcp, "secret") || warnOpen(unix, "") {
+		t.Error("a warning where there is no need, or none where there is")
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/accept"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
@@ -88,7 +89,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	for {
-		c, err := l.Accept()
+		c, err := accept.Next(ctx, l, s.log)
 		if err != nil {
 			l.Close()
 			s.end()

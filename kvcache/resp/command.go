@@ -15,6 +15,9 @@ const (
 	mostArgs  = 1024
 	mostArg   = 64 << 10
 	mostValue = 512 << 20 // as Redis has it
+	// Before a client has given the password, AUTH has so many strings of so many bytes.
+	mostLogin = 2
+	mostName  = 1 << 10
 )
 
 // errProtocol says that what was sent is no command; the connection is of no more use.
@@ -96,12 +99,15 @@ func (c *reader) end() error {
 }
 
 // arg reads a whole string that is no value.
-func (c *reader) arg() (string, error) {
+func (c *reader) arg() (string, error) { return c.argOf(mostArg) }
+
+// argOf is arg with another bound.
+func (c *reader) argOf(most int) (string, error) {
 	n, err := c.begin()
 	if err != nil {
 		return "", err
 	}
-	if n > mostArg {
+	if n > most {
 		return "", fmt.Errorf("%w: a string of %d bytes", errProtocol, n)
 	}
 	b := make([]byte, n)
@@ -112,10 +118,13 @@ func (c *reader) arg() (string, error) {
 }
 
 // args reads all that are left.
-func (c *reader) args() ([]string, error) {
+func (c *reader) args() ([]string, error) { return c.argsOf(mostArg) }
+
+// argsOf is args with another bound of each.
+func (c *reader) argsOf(most int) ([]string, error) {
 	var list []string
 	for c.left > 0 {
-		a, err := c.arg()
+		a, err := c.argOf(most)
 		if err != nil {
 			return nil, err
 		}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,6 +194,68 @@ func TestMute(t *testing.T) {
 	}
 	if got, err := io.ReadAll(c); err != nil || string(got) != "+OK\r\n:0\r\n" {
 		t.Errorf("%q, %v, and no end", got, err)
+	}
+}
+
+// lacking is a listener that lacks a file descriptor the first time.
+type lacking struct {
+	net.Listener
+	met bool
+}
+
+// Accept implements net.Listener.
+func (l *lacking) Accept() (net.Conn, error) {
+	if !l.met {
+		l.met = true
+		return nil, &net.OpError{Op: "accept", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+// TestLacking: too many open files are no end.
+func TestLacking(t *testing.T) {
+	s, _, _ := start(t, config(t), "")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(s.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- again.Serve(ctx, &lacking{Listener: l}) }()
+	if err := client(t, l.Addr().String(), "").Ping(t.Context()).Err(); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBeforeLogin: who has not given the password cannot have the server keep much for it.
+func TestBeforeLogin(t *testing.T) {
+	_, addr, _ := start(t, config(t), "secret")
+	for name, sent := range map[string]string{
+		"many strings": "*1024\r\n$4\r\nAUTH\r\n", "a long one": "*2\r\n$4\r\nAUTH\r\n$65536\r\n", "QUIT": "*3\r\n$4\r\nQUIT\r\n$1\r\nx\r\n$4096\r\n",
+	} {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(c, sent); err != nil {
+			t.Fatal(err)
+		}
+		// The end comes before the strings do.
+		if got, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(got), "-ERR protocol error") {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		c.Close()
+	}
+	if err := client(t, addr, "secret").Ping(t.Context()).Err(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/accept"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 )
@@ -81,7 +82,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer stop()
 	s.done.Go(func() { s.sweepUntil(ctx) })
 	for {
-		c, err := l.Accept()
+		c, err := accept.Next(ctx, l, s.cfg.Log)
 		if err != nil {
 			l.Close()
 			s.end()

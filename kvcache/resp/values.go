@@ -33,7 +33,13 @@ func (p *peer) command(ctx context.Context, name string) error {
 		return p.each(ctx, p.s.del)
 	}
 	p.common = p.common || name != "AUTH"
-	args, err := p.in.args()
+	most := mostArg
+	if !p.known {
+		if most = mostName; p.in.left > mostLogin {
+			return fmt.Errorf("%w: %d strings before the password", errProtocol, p.in.left)
+		}
+	}
+	args, err := p.in.argsOf(most)
 	if err != nil {
 		return err
 	}
