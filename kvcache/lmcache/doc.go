@@ -61,7 +61,8 @@
 //
 // with a further line "variant V" for what the operator says, and "cleared E" for what the
 // engine has said by Clear, if they do. The weights are those of the files that the engine
-// has loaded, bound when it registers. The salt is
+// has loaded, bound when it registers first: an engine that registers again is the same
+// process, whatever its files have become. The salt is
 //
 //	"" or "kvmesh lmcache tenant v1\0" n:u32 salt[n] configs
 //

@@ -107,12 +107,17 @@ func (s *Server) RegisterKvCacheEngineDrivenContext(ctx context.Context, r *lmca
 	i.Pool = hex.EncodeToString(s.pool.id[:])
 	out.ShmName, out.PoolSize = s.pool.name, s.pool.size
 	if old := s.instances[i.ID]; old != nil && old.Model == i.Model {
-		i.Epoch = old.Epoch // the process, and what it has in memory, is the same
+		i.Epoch, i.Weights = old.Epoch, old.Weights // the process, and what it has in memory, is the same
 	}
+	known := i.Weights != ""
 	s.instances[i.ID] = i
 	delete(s.strangers, i.ID)
 	s.trimLocked(time.Now())
 	s.mu.Unlock()
+	if known {
+		s.save()
+		return out, nil
+	}
 	bound := make(chan struct{})
 	s.work.Go(func() {
 		defer close(bound)
@@ -127,8 +132,9 @@ func (s *Server) RegisterKvCacheEngineDrivenContext(ctx context.Context, r *lmca
 }
 
 // bind finds out what weights an engine has. Until then it stores nothing and finds nothing,
-// and keeps others from finding anything that call their model the same. It is bound once:
-// the files may change while it runs, and what it has loaded does not.
+// and keeps others from finding anything that call their model the same. It is bound once,
+// however often it registers: the files may change while it runs, and what it has loaded
+// does not.
 func (s *Server) bind(i *instance) {
 	hash, err := s.cfg.Weights(s.ctx, i.Model)
 	if err == nil && hash == "" {
@@ -140,7 +146,11 @@ func (s *Server) bind(i *instance) {
 		s.cfg.Log.Info("engine registered", "instance", i.ID, "model", i.Model, "world", i.World, "weights", hash, "object_bytes", i.Layout.size())
 	}
 	s.mu.Lock()
-	i.Weights = hash
+	for _, one := range []*instance{i, s.instances[i.ID]} { // it may have registered again meanwhile
+		if one != nil && one.Model == i.Model && one.Weights == "" {
+			one.Weights = hash
+		}
+	}
 	s.mu.Unlock()
 	s.save()
 }
