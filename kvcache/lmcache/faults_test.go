@@ -171,6 +171,56 @@ func TestAnotherPool(t *testing.T) {
 	e.reads(ids, 0, 2)
 }
 
+// TestAnotherPoolWhileStoring: an engine that asks for room again after it has mapped another
+// memory gets room in that, and not the offsets of the old one.
+func TestAnotherPoolWhileStoring(t *testing.T) {
+	p := newPlace(t)
+	e := p.newEngine(1).register()
+	p.newEngine(2).register().save(tokens(3, testChunk), 0, 1)
+	ids := tokens(1, 2*testChunk)
+	e.prepare(ids, 0, 2)
+	p.stopNode()
+	p.node.Limit *= 2
+	p.startNode()
+	p.srv.watchPool()
+	e.register()
+	slots, chunks := e.prepare(ids, 0, 2)
+	e.fill(ids, 0, slots, chunks)
+	if !e.commit(ids, 0, 2) || len(slots) != 2 {
+		t.Errorf("%d chunks written, and they are not stored", len(slots))
+	}
+	e.reads(ids, 0, 2)
+}
+
+// TestChangedWhileAsking: an engine that becomes another one while it is given room may not
+// write there.
+func TestChangedWhileAsking(t *testing.T) {
+	for name, change := range map[string]func(*Server, *instance){
+		"cleared":        func(s *Server, _ *instance) { _, _ = s.Clear(t.Context(), nil) },
+		"weights":        func(_ *Server, i *instance) { i.Weights = "other" },
+		"registered off": func(s *Server, i *instance) { delete(s.instances, i.ID) },
+		"another memory": func(_ *Server, i *instance) { i.Pool = "other" },
+		"nothing":        func(*Server, *instance) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			e := p.newEngine(1).register()
+			i, _ := p.srv.caller(e.ctx, 1)
+			ids := tokens(1, testChunk)
+			req, space, ok := p.srv.ranked(e.key(ids, 0, 1), i)
+			if !ok {
+				t.Fatal("refused")
+			}
+			w := &write{layout: i.Layout}
+			p.srv.reserve(w, &req, req.refs(space, testChunk), 1<<20)
+			change(p.srv, p.srv.instances[1])
+			if may := p.srv.begin(keyOf(1, &req), w, i); len(w.chunks) != 1 || may != (name == "nothing") {
+				t.Errorf("room for %d chunks, and it may write: %v", len(w.chunks), may)
+			}
+		})
+	}
+}
+
 // TestNodeLate: an engine that registers before the node has ever been there gets its pool
 // as soon as it is.
 func TestNodeLate(t *testing.T) {

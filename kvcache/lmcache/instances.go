@@ -241,6 +241,13 @@ func (s *Server) caller(ctx context.Context, id int64) (instance, bool) {
 	return *i, true
 }
 
+// isStillLocked says whether an engine is registered as what it was when a call began: it
+// may have registered again or off meanwhile, and everything may have been cleared.
+func (s *Server) isStillLocked(was instance) bool {
+	i := s.instances[was.ID]
+	return i != nil && i.Pool == was.Pool && i.text(s.cfg, 0) == was.text(s.cfg, 0)
+}
+
 // bindingsLocked are the different kinds of engines that a look-up may come from, which
 // does not say: those that live and call their model so. None if one of them is not to be
 // served, since it could not read what was found for another.

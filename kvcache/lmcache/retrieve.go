@@ -65,7 +65,7 @@ func (s *Server) prepareRetrieve(ctx context.Context, r *lmcachepb.PrepareRetrie
 		}
 		slots = append(slots, slot{l.At + l.Len, l.Total - l.Len, i.Layout.shape(), i.Layout.DType})
 	}
-	if now := s.instances[i.ID]; len(slots) < len(loans) || now == nil || now.Epoch != i.Epoch {
+	if len(slots) < len(loans) || !s.isStillLocked(i) {
 		for _, l := range loans {
 			l.releaseLocked()
 		}

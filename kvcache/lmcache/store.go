@@ -4,7 +4,9 @@ package lmcache
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -58,6 +60,11 @@ func (w *write) cancel() {
 	}
 }
 
+// in says whether all room is in the arena with this identity.
+func (w *write) in(pool string) bool {
+	return !slices.ContainsFunc(w.chunks, func(c chunk) bool { return hex.EncodeToString(c.room.Arena[:]) != pool })
+}
+
 // dropWriteLocked gives up what an engine was writing.
 func (s *Server) dropWriteLocked(key opKey) {
 	if w := s.writes[key]; w != nil {
@@ -97,24 +104,34 @@ func (s *Server) prepareStore(ctx context.Context, r *lmcachepb.PrepareStoreRequ
 	key := keyOf(i.ID, &req)
 	s.mu.Lock()
 	if w := s.writes[key]; w != nil {
-		defer s.mu.Unlock()
-		return w.slots(s.cfg.Chunk) // it asks again, and writes where it was told
+		if w.in(i.Pool) {
+			defer s.mu.Unlock()
+			return w.slots(s.cfg.Chunk) // it asks again, and writes where it was told
+		}
+		s.dropWriteLocked(key) // in memory that it has not mapped any more
 	}
 	room, clears := s.roomLocked(i.ID), s.clears
 	s.mu.Unlock()
 	w := &write{conn: connOf(ctx), model: i.Model, text: i.text(s.cfg, req.rank), layout: i.Layout, clears: clears}
 	s.reserve(w, &req, refs, room)
-	if len(w.chunks) == 0 {
+	slots, places = w.slots(s.cfg.Chunk)
+	if len(slots) == 0 || !s.begin(key, w, i) {
 		return nil, nil
 	}
+	return slots, places
+}
+
+// begin notes what an engine is to write, and says whether it may. It may not if it asks
+// twice at once, or is not what it was when it asked any more.
+func (s *Server) begin(key opKey, w *write, i instance) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := s.instances[i.ID]; now == nil || now.Pool != i.Pool || s.writes[key] != nil {
-		w.cancel() // it has registered off, or asks twice at once
-		return nil, nil
+	if s.writes[key] != nil || !s.isStillLocked(i) || !w.in(i.Pool) {
+		w.cancel()
+		return false
 	}
 	s.writes[key] = w
-	return w.slots(s.cfg.Chunk)
+	return true
 }
 
 // ranked reads the key of a call of one rank, which must be of the model and world that the
