@@ -45,7 +45,7 @@
 // again: a ping fails once, upon which LMCache does so.
 //
 // The server: who is registered is in a file, so that engines need not notice. What they
-// held stays for a minute. A call that was running fails, and the engine with it; that is
+// held stays for a minute, however the server has ended. A call that was running fails, and the engine with it; that is
 // LMCache's way, and the reason why the server is not the node.
 //
 // # Keys
@@ -92,7 +92,8 @@
 //
 //	version    1; another one is not read
 //	instances  a list: id, model and world as they were registered; layout as planes,
-//	           layers, slots, hidden and dtype; weights, "" if they are not known;
+//	           layers, slots, hidden and dtype; weights, "" if they are not known,
+//	           with which it is not read;
 //	           epoch, of the last Clear; pool, the arena's identity in hexadecimal
 //
 // It is written anew, under another name first, when one of them changes. It has nothing of

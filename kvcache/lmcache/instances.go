@@ -137,6 +137,9 @@ func (s *Server) RegisterKvCacheEngineDrivenContext(ctx context.Context, r *lmca
 // does not.
 func (s *Server) bind(i *instance) {
 	hash, err := s.cfg.Weights(s.ctx, i.Model)
+	if s.ctx.Err() != nil && err != nil {
+		return // the server ends: with the next one the engine registers again
+	}
 	if err == nil && hash == "" {
 		err = fmt.Errorf("no hash")
 	}

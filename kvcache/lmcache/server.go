@@ -83,19 +83,17 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Close gives up what engines hold and ends the server. Serve must have ended.
+// Close ends the server. Serve must have ended. What engines were told to read or write, or
+// that it is there, they may be reading and writing still: that is not released, so that the
+// node keeps it after the end of this process as long as after its death.
 func (s *Server) Close() error {
 	s.stop()
 	s.work.Wait()
 	s.mu.Lock()
 	for _, j := range s.jobs {
-		s.endLocked(j)
-	}
-	for key := range s.writes {
-		s.dropWriteLocked(key)
-	}
-	for key := range s.reads {
-		s.dropReadLocked(key)
+		if !j.answered {
+			s.endLocked(j)
+		}
 	}
 	for _, w := range s.late {
 		w.cancel()

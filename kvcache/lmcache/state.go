@@ -79,6 +79,11 @@ func (s *Server) load(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, i := range list {
+		if i.Weights == "" {
+			// Nothing would bind it: it has to register again.
+			s.strangers[i.ID] = &stranger{seen: now}
+			continue
+		}
 		i.seen = now
 		s.instances[i.ID] = i
 	}
