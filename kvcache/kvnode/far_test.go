@@ -263,6 +263,28 @@ func TestEndHangs(t *testing.T) {
 	server.end() // or the test hangs
 }
 
+// TestFarHangsInPart: a look-up that shares its time with others ends with its part of it.
+func TestFarHangsInPart(t *testing.T) {
+	s := stuck{until: make(chan struct{})}
+	_, c := startFar(t, stack.Tier{Name: "far", Store: s})
+	defer close(s.until)
+	frames, ids := farChain(t, 3)
+	for _, f := range frames[:2] {
+		if err := c.Put(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	m, err := c.LongestWithin(ctx, 100*time.Millisecond, kvcache.Query{Space: frames[0].Space, IDs: ids})
+	if err != nil || len(m.Blocks) != 2 {
+		t.Errorf("%d blocks: %v", len(m.Blocks), err)
+	}
+	if end, _ := ctx.Deadline(); time.Until(end) < 10*time.Second {
+		t.Error("it has taken the time of others")
+	}
+}
+
 // TestFetchNeedsTiers: a node without them refuses a fetch, and its clients do not ask.
 func TestFetchNeedsTiers(t *testing.T) {
 	_, c := startFar(t)

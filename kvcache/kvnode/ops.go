@@ -63,9 +63,21 @@ func (c *Client) sendFrame(ctx context.Context, cn *conn, frame []byte) error {
 // Longest implements kvcache.Store. Where the node has far tiers and its arena does not
 // have everything, it has until the end of ctx, less a little, to bring more.
 func (c *Client) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, error) {
+	return c.LongestWithin(ctx, 0, q)
+}
+
+// LongestWithin is Longest for one of several look-ups that share the time of ctx: far tiers
+// have a time of so much to bring more, or, if it is 0, all of ctx. What the arena has is
+// found in the time of ctx all the same.
+func (c *Client) LongestWithin(ctx context.Context, most time.Duration, q kvcache.Query) (kvcache.Match, error) {
 	c.count.Lookups.Add(1)
 	m, far, err := c.longest(ctx, opLongest, 0, q)
 	if err == nil && far && m.Tokens() < len(q.IDs) {
+		if most > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, most)
+			defer cancel()
+		}
 		if within := timeFor(ctx); within > 0 {
 			// Without an answer the first one still holds.
 			if more, _, err := c.longest(ctx, opFetch, within, q); err == nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/kvnode"
 	"github.com/kvmesh/kvmesh/kvcache/lmcache/lmcachepb"
+	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
 // testChunk is the tokens of a chunk here.
@@ -32,6 +33,8 @@ type place struct {
 	dir  string
 	cfg  Config
 	node arena.Config
+
+	far []stack.Tier // of the node that starts next
 
 	store   *arena.Store
 	srv     *Server
@@ -73,13 +76,22 @@ func (p *place) startNode() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	var below *stack.Stack
+	if len(p.far) > 0 {
+		if below, err = stack.New(stack.Config{Near: p.store, Far: p.far}); err != nil {
+			p.t.Fatal(err)
+		}
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- kvnode.NewServer(p.store, nil, nil).Serve(ctx, l) }()
+	go func() { ended <- kvnode.NewServer(p.store, below, nil).Serve(ctx, l) }()
 	p.endNode = func() {
 		stop()
 		if err := <-ended; err != nil {
 			p.t.Error(err)
+		}
+		if below != nil {
+			below.Close()
 		}
 		p.store.Close()
 	}

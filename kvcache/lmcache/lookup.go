@@ -108,11 +108,14 @@ func (s *Server) gather(j *job, r *run, spaces []kvcache.Space) {
 	defer cancel()
 	n := r.end
 	refs := make([][]kvcache.Ref, len(spaces))
-	// The node may use the time to bring what it has further away, but for what verifying takes.
+	// The node may use the time to bring what it has further away, but for what verifying takes,
+	// and the same for each rank: if nothing comes for one, the others still have what is near.
 	asking, asked := context.WithTimeout(ctx, s.cfg.Budget*3/4)
 	defer asked()
+	end, _ := asking.Deadline()
 	for i, space := range spaces {
-		m, err := s.node.Longest(asking, kvcache.Query{Space: space, IDs: r.ids})
+		share := max(time.Until(end)/time.Duration(len(spaces)-i), 1)
+		m, err := s.node.LongestWithin(asking, share, kvcache.Query{Space: space, IDs: r.ids[:n*s.cfg.Chunk]})
 		if err != nil {
 			s.cfg.Log.Debug("a look-up finds nothing", "err", err)
 			return
@@ -170,7 +173,9 @@ func (s *Server) endLocked(j *job) {
 	for at := range j.loans {
 		j.freeLocked(at)
 	}
-	delete(s.jobs, j.key)
+	if s.jobs[j.key] == j { // else the client has begun another one meanwhile
+		delete(s.jobs, j.key)
+	}
 	rest := slices.DeleteFunc(s.byRequest[j.key.request], func(o *job) bool { return o == j })
 	if len(rest) == 0 {
 		delete(s.byRequest, j.key.request)
