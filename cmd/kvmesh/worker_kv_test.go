@@ -87,7 +87,7 @@ func TestKVNodeSpec(t *testing.T) {
 		t.Errorf("node %s", args)
 	}
 	m.set.Mesh.KV.LMCache = policy.KVLMCache{Listen: "127.0.0.1:9", Chunk: 128}
-	if args := strings.Join(m.lmcacheSpec().Args, " "); !strings.HasPrefix(args, "lmcache --kv-node /kv --listen 127.0.0.1:9 --chunk 128") {
+	if args := strings.Join(m.lmcacheSpec().Args, " "); !strings.HasPrefix(args, "lmcache --kv-node /kv --listen 127.0.0.1:9,unix:/kv/lmcache.sock --chunk 128") {
 		t.Errorf("for vLLM %s", args)
 	}
 	m.set.Mesh.KV.Tiers = policy.KVTiers{NVMe: policy.KVDisk{Dir: "/nvme", Limit: 2 << 20}, S3: policy.KVS3{URL: "s3://b", Limit: 3 << 20, Endpoint: "http://h"}}
