@@ -106,12 +106,23 @@ func (s *Store) shrink(least int64, follow kvcache.Key) error {
 			s.ops.Count.Full.Add(1)
 			return fmt.Errorf("nothing can leave: %w", kvcache.ErrFull)
 		}
+		if err := s.remove(p); err != nil {
+			s.restore(p)
+			return err
+		}
 		freed += pages(p.size)
 		s.ops.Count.Evictions.Add(1)
 		s.ops.Count.EvictedBytes.Add(uint64(p.size))
-		if err := s.remove(p); err != nil {
-			return err
-		}
+	}
+}
+
+// restore puts a block back whose file could not be removed, with its bytes.
+func (s *Store) restore(p placed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.index.get(p.key) == nil {
+		s.index.used += pages(p.size)
+		s.index.insert(p, time.Time{})
 	}
 }
 

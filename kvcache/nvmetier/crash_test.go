@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -242,6 +241,7 @@ func TestDiskFails(t *testing.T) {
 	}
 	defer s.Close()
 	d.stop = d.changes
+	before := d.changes
 	space := kvcache.NewSpace("m", nil)
 	for i := range int32(10) {
 		if err := s.Put(t.Context(), sealed(t, space, space.Root, 0, []int32{i}, 10)); err == nil {
@@ -251,7 +251,46 @@ func TestDiskFails(t *testing.T) {
 	if st := s.Stats(); st.Failed != 3 || st.Late != 7 || st.Used != 0 {
 		t.Errorf("counted %+v", st)
 	}
-	if fmt.Sprint(d.changes) == "0" {
+	if d.changes == before {
 		t.Error("the disk was never asked")
+	}
+}
+
+// TestRemoveFails: a block whose file cannot be removed is still there, and counted.
+func TestRemoveFails(t *testing.T) {
+	d := newMemDisk(1)
+	s, err := open(Config{Dir: "d", Limit: 2 * page}, d, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	space := kvcache.NewSpace("m", nil)
+	var frames []*kvcache.Frame
+	for i := range int32(3) {
+		frames = append(frames, sealed(t, space, space.Root, 0, []int32{i}, 10))
+	}
+	for _, f := range frames[:2] {
+		if err := s.Put(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.stop = d.changes
+	if err := s.Put(t.Context(), frames[2]); err == nil {
+		t.Fatal("written to a dead disk")
+	}
+	if st := s.Stats(); st.Used != 2*page || st.Evictions != 0 {
+		t.Errorf("counted %+v", st)
+	}
+	for i, f := range frames[:2] {
+		l, err := s.Get(t.Context(), f.Ref)
+		if err != nil {
+			t.Errorf("block %d: %v", i, err)
+			continue
+		}
+		l.Release()
+	}
+	d.stop = 0
+	if err := s.Put(t.Context(), frames[2]); err != nil || s.Stats().Used != 2*page {
+		t.Errorf("%d bytes in use: %v", s.Stats().Used, err)
 	}
 }
