@@ -344,7 +344,7 @@ func testTailAllocates(t *testing.T, h Harness) {
 		}
 		r.First++
 	})
-	if n != 0 {
+	if n > h.AppendAllocates {
 		t.Errorf("an append allocates %v times", n)
 	}
 }

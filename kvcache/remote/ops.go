@@ -100,6 +100,7 @@ const (
 	OpLookUp = "lookup"
 	OpDrop   = "drop"
 	OpRemove = "remove"
+	OpAppend = "append"
 )
 
 // End counts how a call went and returns its error with what was attempted. What a
@@ -133,10 +134,44 @@ func (c *Op) End(err error) error {
 	return fmt.Errorf("%s: %s: %w", c.ops.cfg.Tier, c.name, err)
 }
 
+// Admit is Begin for a call under the name of OpAppend, which bounds itself and must not
+// allocate. Done must be called, unless there is an error.
+func (o *Ops) Admit(begin time.Time) error {
+	o.life.Lock()
+	defer o.life.Unlock()
+	if o.closed {
+		return kvcache.ErrClosed
+	}
+	if !o.gate.pass(begin) {
+		o.Count.Late.Add(1)
+		return fmt.Errorf("%s: %w", o.cfg.Tier, ErrAway)
+	}
+	o.running.Add(1)
+	return nil
+}
+
+// Done counts how a call went that Admit has let in.
+func (o *Ops) Done(err error, begin time.Time) {
+	defer o.running.Done()
+	now := time.Now()
+	o.took.WithLabelValues(OpAppend).Observe(now.Sub(begin).Seconds())
+	switch {
+	case err == nil || answered(err):
+		o.gate.report(false, begin)
+		return
+	case timedOut(err):
+		o.Count.Late.Add(1)
+	default:
+		o.Count.Failed.Add(1)
+	}
+	o.gate.report(true, now)
+}
+
 // answered says whether an error is about the block and not about the server.
 func answered(err error) bool {
 	_, refused := errors.AsType[*kvcache.Refusal](err)
-	return refused || errors.Is(err, kvcache.ErrNotFound) || errors.Is(err, kvcache.ErrFull) || errors.Is(err, kvcache.ErrClosed)
+	return refused || errors.Is(err, kvcache.ErrNotFound) || errors.Is(err, kvcache.ErrFull) || errors.Is(err, kvcache.ErrClosed) ||
+		errors.Is(err, kvcache.ErrStale) || errors.Is(err, kvcache.ErrGap)
 }
 
 // timedOut says whether a deadline ended a call.

@@ -1,0 +1,318 @@
+//go:build unix
+
+package kvrpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/arena"
+)
+
+// withStore fills in what an arena can do.
+func withStore(c ServerConfig, store kvcache.Store) ServerConfig {
+	a, ok := store.(*arena.Store)
+	if !ok {
+		return c
+	}
+	if c.Reserve == nil {
+		c.Reserve = func(ctx context.Context, ref kvcache.Ref, size int64) (Room, error) {
+			r, err := a.Reserve(ctx, ref, size)
+			if err != nil || r == nil {
+				return nil, err
+			}
+			return r, nil
+		}
+	}
+	if c.Resume == nil {
+		c.Resume = func(ctx context.Context, no uint64, next int) (kvcache.TailWriter, error) {
+			w, err := a.Writer(ctx, no, next)
+			if err != nil {
+				return nil, err
+			}
+			return w, nil
+		}
+	}
+	return c
+}
+
+// peer is one connection of the data channel, served by one goroutine.
+type peer struct {
+	s    *Server
+	l    *link
+	data []byte // the last state that came, kept for its memory
+	ids  []int32
+}
+
+// serve answers requests until the connection ends, and says why it did.
+func (p *peer) serve() error {
+	for {
+		if err := p.one(); err != nil {
+			return err
+		}
+		p.l.trim()
+		if cap(p.data) > 4<<20 {
+			p.data = nil
+		}
+		// The next request may take for ever to come.
+		if err := p.l.c.SetDeadline(time.Time{}); err != nil {
+			return err
+		}
+		if _, err := p.l.r.Peek(1); err != nil {
+			return err
+		}
+	}
+}
+
+// step gives the peer time for one step.
+func (p *peer) step() error { return p.l.c.SetDeadline(time.Now().Add(p.s.cfg.Stall)) }
+
+// one reads one request and answers it.
+func (p *peer) one() error {
+	if err := p.step(); err != nil {
+		return err
+	}
+	h, err := p.l.receive(mostBody)
+	if errors.Is(err, errVersion) {
+		_ = p.reply(err) // the reason counts
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	what := op(h.what)
+	if what != opAppend && h.data != 0 {
+		return fmt.Errorf("%w: %d bytes behind a request of operation %d", errNonsense, h.data, what)
+	}
+	c := cursor{b: p.l.body}
+	switch what {
+	case opGet:
+		return p.get(&c)
+	case opPut:
+		return p.put(&c)
+	case opAppend:
+		return p.append(&c, h.data)
+	case opTails:
+		return p.tails(&c)
+	}
+	return p.reply(fmt.Errorf("operation %d is not known", what))
+}
+
+// reply sends an answer that has an error, or nothing, to tell.
+func (p *peer) reply(err error) error {
+	what, text := statusOf(err)
+	if errors.Is(err, errVersion) {
+		what, text = statusVersion, nil
+	}
+	p.l.begin()
+	p.l.out = append(p.l.out, text...)
+	return p.l.send(uint8(what), nil)
+}
+
+// get sends a frame from where it lies.
+func (p *peer) get(c *cursor) error {
+	ref, from, most := c.ref(), c.size(), c.size()
+	if !c.whole() {
+		return p.reply(errBad)
+	}
+	lent, err := p.s.store.Get(p.s.ctx, ref)
+	if err != nil {
+		return p.reply(err)
+	}
+	defer lent.Release()
+	b := lent.Bytes()
+	total := uint64(len(b))
+	b = b[min(from, len(b)):]
+	if most > 0 {
+		b = b[:min(most, len(b))]
+	}
+	p.l.begin()
+	p.l.out = appendU64(p.l.out, total)
+	putHead(p.l.out, uint8(statusDone), uint64(len(b)))
+	return p.write(b)
+}
+
+// stride is how much is sent to a peer in one step.
+const stride = 4 << 20
+
+// write sends the message that was begun and has its head, and data, a part at a time: a
+// peer that takes none of it for long is given up, so that it does not hold what is lent.
+func (p *peer) write(data []byte) error {
+	n := min(stride, len(data))
+	if err := p.l.push(data[:n]); err != nil {
+		return err
+	}
+	for data = data[n:]; len(data) > 0; data = data[n:] {
+		if err := p.step(); err != nil {
+			return err
+		}
+		n = min(stride, len(data))
+		if _, err := p.l.c.Write(data[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put takes a frame in: first whether it is wanted, so that a shared prefix that is there
+// already is not sent, then the frame, into the place where it stays if the store can have
+// that.
+func (p *peer) put(c *cursor) error {
+	ref, size := c.ref(), int64(c.size())
+	if !c.whole() || size == 0 || size > kvcache.MaxSize {
+		return p.reply(errBad)
+	}
+	room, err := p.s.reserve(ref, size)
+	if err != nil {
+		return p.reply(err)
+	}
+	if room == nil {
+		return p.want(0)
+	}
+	defer room.Cancel()
+	if err := p.want(1); err != nil {
+		return err
+	}
+	_, err = receive(p.l.r, room.Bytes(), ref, p.step)
+	if _, wrong := p.s.count.Refusal(err); wrong {
+		return p.reply(err)
+	}
+	if err != nil {
+		return err
+	}
+	put, err := room.Commit()
+	if err == nil && p.s.cfg.Wrote != nil {
+		p.s.cfg.Wrote(put)
+	}
+	return p.reply(err)
+}
+
+// want says whether a frame is wanted.
+func (p *peer) want(n byte) error {
+	p.l.begin()
+	p.l.out = append(p.l.out, n)
+	return p.l.send(uint8(statusDone), nil)
+}
+
+// reserve takes room for a frame, in the store or else in memory.
+func (s *Server) reserve(ref kvcache.Ref, size int64) (Room, error) {
+	if s.cfg.Reserve != nil {
+		return s.cfg.Reserve(s.ctx, ref, size)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Stall)
+	defer cancel()
+	b, err := s.memory.get(ctx, size)
+	if err != nil {
+		return nil, err
+	}
+	return &heapRoom{s, ref, b}, nil
+}
+
+// heapRoom is room for a frame on its way to a store that has none to lend.
+type heapRoom struct {
+	s   *Server
+	ref kvcache.Ref
+	b   []byte
+}
+
+// Bytes implements Room.
+func (r *heapRoom) Bytes() []byte { return r.b }
+
+// Commit implements Room.
+func (r *heapRoom) Commit() (kvcache.Found, error) {
+	f, err := kvcache.Decode(r.b, r.ref)
+	if err == nil {
+		err = r.s.store.Put(r.s.ctx, f)
+	}
+	if err != nil {
+		return kvcache.Found{}, err
+	}
+	return kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total}, nil
+}
+
+// Cancel implements Room.
+func (r *heapRoom) Cancel() {
+	if r.b != nil {
+		r.s.memory.give(r.b)
+		r.b = nil
+	}
+}
+
+// append reads a state and appends it to a tail.
+func (p *peer) append(c *cursor, size uint64) error {
+	no, r, sum := c.u64(), kvcache.Range{First: c.size()}, c.u64()
+	r.Codec = kvcache.Codec(c.u8())
+	p.ids = c.ids(len(c.b)/4, p.ids)
+	r.IDs = p.ids
+	if size > uint64(p.s.cfg.Memory) {
+		return fmt.Errorf("%w: a range of %d bytes", errNonsense, size)
+	}
+	if err := p.s.memory.room.Acquire(p.s.ctx, int64(size)); err != nil {
+		return err
+	}
+	defer p.s.memory.room.Release(int64(size))
+	if uint64(cap(p.data)) < size {
+		p.data = make([]byte, size)
+	}
+	r.Data = p.data[:size]
+	for at := 0; at < len(r.Data); {
+		if err := p.step(); err != nil {
+			return err
+		}
+		n, err := io.ReadFull(p.l.r, r.Data[at:min(at+stride, len(r.Data))])
+		if at += n; err != nil {
+			return err
+		}
+	}
+	if !c.whole() {
+		return p.reply(errBad)
+	}
+	if kvcache.Sum(r.Data) != sum {
+		err := kvcache.Refuse(kvcache.ReasonChecksum, "range of a tail on its way")
+		p.s.count.Refusal(err)
+		return p.reply(err)
+	}
+	return p.reply(p.s.tails.append(no, r))
+}
+
+// tails sends all tails of a choice.
+func (p *peer) tails(c *cursor) error {
+	space, choice, stream := c.space(), c.u32(), string(c.rest())
+	if c.bad {
+		return p.reply(errBad)
+	}
+	list, err := p.s.tails.read(p.s.ctx, space, stream, choice)
+	if err != nil {
+		return p.reply(err)
+	}
+	p.l.begin()
+	p.l.out = appendTails(p.l.out, list)
+	if len(p.l.out)-headLen > mostIndex {
+		return p.reply(errors.New("too many tails"))
+	}
+	size := uint64(0)
+	for _, t := range list {
+		for _, r := range t.Ranges {
+			size += uint64(len(r.Data))
+		}
+	}
+	putHead(p.l.out, uint8(statusDone), size)
+	if err := p.l.push(nil); err != nil {
+		return err
+	}
+	for _, t := range list {
+		for _, r := range t.Ranges {
+			if err := p.step(); err != nil {
+				return err
+			}
+			if _, err := p.l.c.Write(r.Data); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
