@@ -160,14 +160,15 @@ func (c *Client) talk(ctx context.Context, cn *conn, what op, data []byte) ([]by
 }
 
 // late makes what ended a connection the context's error, where it is that, and has the
-// next calls fail at once if the time was over; but for a fetch, which waits for others.
+// next calls fail at once if the time was over; but for a fetch and a drop, which wait
+// for tiers.
 func (c *Client) late(ctx context.Context, what op, err error) error {
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = context.DeadlineExceeded // the connection's clock was a little faster
 	}
-	if errors.Is(err, context.DeadlineExceeded) && what != opFetch {
+	if errors.Is(err, context.DeadlineExceeded) && what != opFetch && what != opDrop {
 		c.mu.Lock()
 		c.until = time.Now().Add(pause)
 		c.mu.Unlock()

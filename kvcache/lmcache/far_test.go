@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/lmcache/lmcachepb"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
@@ -87,5 +88,59 @@ func TestEndTwice(t *testing.T) {
 	p.srv.mu.Unlock()
 	if left == nil || left == first || len(left.loans) != 1 {
 		t.Errorf("the other one is %+v", left)
+	}
+}
+
+// TestSlowDrop: a tier that takes its time to drop what was cleared keeps no engine from
+// storing and finding, and in the end it is dropped.
+func TestSlowDrop(t *testing.T) {
+	p := newPlace(t)
+	tier := p.withSlowTier(func(c *Config) { c.NodeTime = 2 * time.Second })
+	e := p.newEngine(1).register()
+	ids := tokens(1, 2*testChunk)
+	e.save(ids, 0, 2)
+	answer, err := e.Clear(e.ctx, &lmcachepb.ClearRequest{})
+	must(e, answer, err)
+	if n := e.save(ids, 0, 2); n != 2 {
+		t.Errorf("%d chunks of 2 are stored", n)
+	}
+	if n := e.ask(ids); n != 2 {
+		t.Errorf("%d chunks are found", n)
+	}
+	close(tier.drop)
+	await(t, "dropped", func() bool {
+		p.srv.mu.Lock()
+		defer p.srv.mu.Unlock()
+		return len(p.srv.drops.list) == 0
+	})
+}
+
+// TestDropPauses: a drop that fails is tried again, each time later.
+func TestDropPauses(t *testing.T) {
+	p := newPlace(t)
+	p.stopServer()
+	s, err := New(p.cfg) // which nobody serves: nothing is dropped but here
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p.stopNode()
+	s.drops.list[kvcache.FingerprintOf("m")] = true
+	<-s.drop(time.Time{})
+	if s.drops.pause != leastPause {
+		t.Errorf("a pause of %v", s.drops.pause)
+	}
+	<-s.drop(s.drops.next.Add(-1))
+	if s.drops.pause != leastPause {
+		t.Errorf("tried at once, a pause of %v", s.drops.pause)
+	}
+	<-s.drop(s.drops.next)
+	if s.drops.pause != 2*leastPause {
+		t.Errorf("a second pause of %v", s.drops.pause)
+	}
+	p.startNode()
+	<-s.drop(time.Time{})
+	if s.drops.pause != 0 || len(s.drops.list) != 0 {
+		t.Errorf("a pause of %v after all is dropped", s.drops.pause)
 	}
 }

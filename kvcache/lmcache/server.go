@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -43,9 +41,9 @@ type Server struct {
 	byRequest map[string][]*job
 	writes    map[opKey]*write
 	reads     map[opKey]*read
-	late      []*write                     // chunks that wait for the node to come back
-	clears    uint64                       // how often everything was cleared
-	drops     map[kvcache.Fingerprint]bool // what the node is still to drop
+	late      []*write // chunks that wait for the node to come back
+	clears    uint64   // how often everything was cleared
+	drops     dropping
 
 	clearing sync.RWMutex   // held while a chunk is published, or the number of clears changes
 	saving   sync.Mutex     // guards the file of registrations
@@ -66,7 +64,8 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, node: node, instances: map[int64]*instance{}, strangers: map[int64]*stranger{}, jobs: map[jobKey]*job{},
-		byRequest: map[string][]*job{}, writes: map[opKey]*write{}, reads: map[opKey]*read{}, drops: map[kvcache.Fingerprint]bool{},
+		byRequest: map[string][]*job{}, writes: map[opKey]*write{}, reads: map[opKey]*read{},
+		drops: dropping{list: map[kvcache.Fingerprint]bool{}},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	ctx, cancel := context.WithTimeout(s.ctx, cfg.NodeTime)
@@ -163,7 +162,7 @@ func (s *Server) keepHouse(ctx context.Context) {
 			if n%10 == 0 {
 				s.sweep(now)
 				s.watchPool()
-				s.drop()
+				s.drop(now)
 			}
 		}
 	}
@@ -207,7 +206,7 @@ func (s *Server) Clear(context.Context, *lmcachepb.ClearRequest) (*lmcachepb.Cle
 	for _, i := range s.instances {
 		for rank := range i.World {
 			if i.Weights != "" {
-				s.drops[kvcache.FingerprintOf(i.text(s.cfg, rank))] = true
+				s.drops.list[kvcache.FingerprintOf(i.text(s.cfg, rank))] = true
 			}
 		}
 		i.Epoch = epoch
@@ -219,24 +218,11 @@ func (s *Server) Clear(context.Context, *lmcachepb.ClearRequest) (*lmcachepb.Cle
 	s.clearing.Unlock()
 	s.cfg.Log.Info("an engine has cleared everything")
 	s.save()
-	s.drop()
-	return &lmcachepb.ClearResponse{}, nil
-}
-
-// drop has the node drop what was cleared, sooner or later.
-func (s *Server) drop() {
-	s.mu.Lock()
-	list := slices.Collect(maps.Keys(s.drops))
-	s.mu.Unlock()
-	ctx, cancel := s.nodeContext()
+	wait, cancel := s.nodeContext()
 	defer cancel()
-	for _, f := range list {
-		if err := s.node.Drop(ctx, f); err != nil {
-			s.cfg.Log.Warn("what was cleared is still there, and not used", "err", err)
-			return
-		}
-		s.mu.Lock()
-		delete(s.drops, f)
-		s.mu.Unlock()
+	select {
+	case <-s.drop(time.Time{}):
+	case <-wait.Done(): // it is dropped all the same, and not used meanwhile
 	}
+	return &lmcachepb.ClearResponse{}, nil
 }
