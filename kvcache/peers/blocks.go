@@ -1,0 +1,243 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// Put implements kvcache.Store: it returns when Copies-1 other hosts have the block, or as
+// many as there are. Without any it is remote.ErrAway, or kvcache.ErrFull where one had no
+// room and no other could be asked.
+func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
+	if s.isClosed() {
+		return kvcache.ErrClosed
+	}
+	if int64(len(f.Bytes())) != f.Total {
+		return kvcache.ErrClosed // it was lent and given back
+	}
+	list, passed := s.writers(s.place(f.Ref))
+	have, want := 0, s.cfg.Copies-1
+	var failed error
+	for _, m := range list {
+		if have == want {
+			break
+		}
+		err := s.putTo(ctx, m, f)
+		switch {
+		case err == nil:
+			have++
+		case ctx.Err() != nil:
+			return err
+		default:
+			failed, passed = errors.Join(failed, err), passed || !answered(err)
+		}
+	}
+	switch {
+	case have > 0:
+		return nil
+	case passed || failed == nil:
+		return errors.Join(errNobody(), failed)
+	}
+	return failed // they are there, and all refuse it
+}
+
+// putTo writes a block to one member.
+func (s *Store) putTo(ctx context.Context, m *member, f *kvcache.Frame) error {
+	if err := s.admit(ctx, f.Total); err != nil {
+		return fmt.Errorf("wait for bandwidth: %w", err)
+	}
+	begin := time.Now()
+	err := m.peer.Put(ctx, f)
+	if s.called(ctx, m, begin, err) != nil {
+		if errors.Is(err, kvcache.ErrFull) {
+			s.metrics.full.WithLabelValues(m.ID).Inc()
+		}
+		return fmt.Errorf("put block to KV peer %s: %w", m.ID, err)
+	}
+	s.heard(f.Key, m.ID, len(f.IDs))
+	s.metrics.blocks.Inc()
+	s.metrics.bytes.WithLabelValues("block").Add(float64(f.Total))
+	return nil
+}
+
+// isClosed says whether the store takes no more calls.
+func (s *Store) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// moment is how much longer than the first one that has something, or has failed, the
+// others are waited for, and at least how long.
+const moment = 5 * time.Millisecond
+
+// Get implements kvcache.Store. The members that are known to have the block are asked first;
+// the next one is asked beside the one before when that has no answer for a while.
+func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	if s.isClosed() {
+		return nil, kvcache.ErrClosed
+	}
+	list := s.readers(s.holdersOf(ref.Key), s.start(ref.Key), s.start(ref.Parent), ref.Key)
+	if len(list) == 0 {
+		return nil, fmt.Errorf("block %s: %w", ref.Key, errNobody())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	answers := make(chan got, len(list))
+	l, left, err := s.getFrom(ctx, list, ref, answers)
+	// Who is still reading stops, and what has come in the meantime is given back.
+	cancel()
+	if left > 0 {
+		go func() {
+			for range left {
+				if g := <-answers; g.l != nil {
+					g.l.Release()
+				}
+			}
+		}()
+	}
+	return l, err
+}
+
+// got is an answer to Get.
+type got struct {
+	l   *kvcache.Lent
+	err error
+}
+
+// beside is how long one member may take for a block until the next is asked too.
+const beside = 100 * time.Millisecond
+
+// getFrom asks members one after another, and says how many answers are still to come.
+func (s *Store) getFrom(ctx context.Context, list []*member, ref kvcache.Ref, answers chan got) (l *kvcache.Lent, left int, err error) {
+	next := func() {
+		m := list[0]
+		list = list[1:]
+		left++
+		go func() {
+			l, err := s.getOne(ctx, m, ref)
+			answers <- got{l, err}
+		}()
+	}
+	next()
+	timer := time.NewTimer(beside)
+	defer timer.Stop()
+	for left > 0 {
+		select {
+		case g := <-answers:
+			left--
+			if g.err == nil {
+				return g.l, left, nil
+			}
+			err = worse(err, g.err)
+			if len(list) > 0 {
+				s.metrics.around.Inc()
+				next()
+			}
+		case <-timer.C:
+			if len(list) > 0 {
+				s.metrics.around.Inc()
+				next()
+				timer.Reset(beside)
+			}
+		case <-ctx.Done():
+			return nil, left, fmt.Errorf("block %s: %w", ref.Key, ctx.Err())
+		}
+	}
+	return nil, 0, err
+}
+
+// worse returns the one of two errors that says more: that a block is wrong, then that
+// somebody could not be asked, then that it is not there.
+func worse(a, b error) error {
+	rank := func(err error) int {
+		_, refused := errors.AsType[*kvcache.Refusal](err)
+		switch {
+		case err == nil:
+			return 0
+		case refused:
+			return 3
+		case errors.Is(err, kvcache.ErrNotFound):
+			return 1
+		}
+		return 2
+	}
+	if rank(b) > rank(a) {
+		return b
+	}
+	return a
+}
+
+// getOne reads a block from one member.
+func (s *Store) getOne(ctx context.Context, m *member, ref kvcache.Ref) (*kvcache.Lent, error) {
+	begin := time.Now()
+	l, err := m.peer.Get(ctx, ref)
+	if s.called(ctx, m, begin, err) != nil {
+		if answered(err) {
+			s.unheard(ref.Key, m.ID)
+		}
+		return nil, fmt.Errorf("KV peer %s: %w", m.ID, err)
+	}
+	s.heard(ref.Key, m.ID, len(l.IDs))
+	return l, nil
+}
+
+// start is the first block of the run that a block is in, as far as is known.
+func (s *Store) start(key kvcache.Key) kvcache.Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r, ok := s.runs[key]; ok {
+		return r.start
+	}
+	return key
+}
+
+// Drop implements kvcache.Store, on all members. The error is of those that could not.
+func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
+	if s.isClosed() {
+		return kvcache.ErrClosed
+	}
+	s.mu.Lock()
+	clear(s.holders)
+	s.mu.Unlock()
+	s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Fingerprint == f })
+	return s.each(func(m *member) error { return m.peer.Drop(ctx, f) })
+}
+
+// Label implements kvcache.Labeled, on the members that can.
+func (s *Store) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	return s.each(func(m *member) error {
+		if p, ok := m.peer.(kvcache.Labeled); ok {
+			return p.Label(ctx, f, l)
+		}
+		return nil
+	})
+}
+
+// each does something with all members at once.
+func (s *Store) each(what func(*member) error) error {
+	s.mu.Lock()
+	list := make([]*member, 0, len(s.members))
+	for _, m := range s.members {
+		list = append(list, m)
+	}
+	s.mu.Unlock()
+	errs := make(chan error, len(list))
+	for _, m := range list {
+		go func() {
+			err := what(m)
+			if err != nil {
+				err = fmt.Errorf("KV peer %s: %w", m.ID, err)
+			}
+			errs <- err
+		}()
+	}
+	var all error
+	for range list {
+		all = errors.Join(all, <-errs)
+	}
+	return all
+}

@@ -1,0 +1,64 @@
+package peers
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics counts what goes to and comes from the members. Safe for concurrent use.
+type metrics struct {
+	store      *Store
+	blocks     prometheus.Counter
+	bytes      *prometheus.CounterVec // by kind
+	tailTokens prometheus.Counter
+	dropped    prometheus.Counter
+	around     prometheus.Counter
+	failed     *prometheus.CounterVec // by peer
+	full       *prometheus.CounterVec // by peer
+}
+
+// newMetrics makes the metrics, and registers them unless reg is nil.
+func newMetrics(reg prometheus.Registerer, s *Store) *metrics {
+	one := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "kvmesh_kv_peer_" + name, Help: help})
+	}
+	vec := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kvmesh_kv_peer_" + name, Help: help}, []string{label})
+	}
+	m := &metrics{
+		store:      s,
+		blocks:     one("replicated_blocks_total", "Blocks that were written to other hosts, each copy once."),
+		bytes:      vec("replicated_bytes_total", "Bytes that were written to other hosts, of blocks and of tails.", "kind"),
+		tailTokens: one("replicated_tail_tokens_total", "Tokens of the open ends of streams that were written to other hosts."),
+		dropped:    one("tails_dropped_total", "Growths of tails of which nothing is copied, because too many are."),
+		around:     one("reads_around_total", "Reads of a block that went on to another host, because one did not have it, failed or did not answer at once."),
+		failed:     vec("failed_total", "Calls that a peer did not answer.", "peer"),
+		full:       vec("full_total", "Blocks for which a peer had no room.", "peer"),
+	}
+	m.bytes.WithLabelValues("block")
+	m.bytes.WithLabelValues("tail")
+	if reg != nil {
+		reg.MustRegister(m, m.blocks, m.bytes, m.tailTokens, m.dropped, m.around, m.failed, m.full)
+	}
+	return m
+}
+
+// up describes the gauge of each member; it is built anew each time, for there are no
+// package variables.
+func (m *metrics) up() *prometheus.Desc {
+	return prometheus.NewDesc("kvmesh_kv_peer_up", "1 for a member whose last call went well, or that was not called yet, 0 for one that fails.", []string{"peer", "zone"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (m *metrics) Describe(out chan<- *prometheus.Desc) { out <- m.up() }
+
+// Collect implements prometheus.Collector.
+func (m *metrics) Collect(out chan<- prometheus.Metric) {
+	for _, st := range m.store.States() {
+		if st.Gone {
+			continue
+		}
+		up := 1.0
+		if st.Trouble != "" {
+			up = 0
+		}
+		out <- prometheus.MustNewConstMetric(m.up(), prometheus.GaugeValue, up, st.ID, st.Zone)
+	}
+}

@@ -1,0 +1,258 @@
+package peers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/placement"
+)
+
+// Peer is what one other host serves. Its calls end at their context, and fail at once while
+// the host is known to be away.
+type Peer interface {
+	kvcache.Store
+	kvcache.Tails
+}
+
+// Config describes the store. Zero fields take the defaults named beside them.
+type Config struct {
+	// Self is this host's member; its ID is required.
+	Self placement.Member
+	// Open makes a peer of a member, and does not wait for it. Required.
+	Open func(placement.Member) (Peer, error)
+	// Near has the tails that Grew tells of. Required for Grew.
+	Near kvcache.Tails
+	// Copies is on how many hosts a block is to be, this one included; default 2.
+	Copies int
+	// Interval is after how many new tokens a tail is copied; default 16.
+	Interval int
+	// Bandwidth bounds what is written to all peers together, in bytes a second; 0 = it is
+	// not bounded.
+	Bandwidth int64
+	// Left, if any, is called, on a goroutine of its own, when members have gone: what was
+	// on them may be on no other host any more, so it is worth offering it again.
+	Left func()
+	// Keep is how long a member that has gone, and what placement said with it, count for
+	// reads; default 1 min.
+	Keep     time.Duration
+	Registry prometheus.Registerer // for the metrics kvmesh_kv_peer_*; default: none
+	Log      *slog.Logger          // default: silent
+}
+
+// withDefaults returns c with every zero field set.
+func (c Config) withDefaults() Config {
+	c.Copies = cmp.Or(c.Copies, 2)
+	c.Interval = cmp.Or(c.Interval, 16)
+	c.Keep = cmp.Or(c.Keep, time.Minute)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate reports the first field that cannot work.
+func (c Config) Validate() error {
+	switch {
+	case c.Self.ID == "" || c.Open == nil:
+		return errors.New("peers: this host has no id, or there is no way to others")
+	case c.Copies < 0 || c.Copies == 1 || c.Interval < 0 || c.Bandwidth < 0 || c.Keep < 0:
+		return fmt.Errorf("peers: %d copies, every %d tokens, %d bytes a second, %v: want 2 copies or more, and nothing negative", c.Copies, c.Interval, c.Bandwidth, c.Keep)
+	}
+	return nil
+}
+
+// Store is the memory of the other hosts. It is safe for concurrent use.
+type Store struct {
+	cfg     Config
+	metrics *metrics
+	pace    *rate.Limiter // nil = no bound
+	tails   follower
+
+	ctx  context.Context // ends when the store is closed
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	live    []placement.Member
+	members map[string]*member // by id: the live ones and those that are kept
+	past    []past
+	runs    map[kvcache.Key]run      // of blocks that were put
+	holders map[kvcache.Key][]string // ids of the members that have a block, as far as was heard
+	size    int                      // tokens of the last block; 0 is 64
+}
+
+var (
+	_ kvcache.Store   = (*Store)(nil)
+	_ kvcache.Tails   = (*Store)(nil)
+	_ kvcache.Labeled = (*Store)(nil)
+)
+
+// past is who was there before.
+type past struct {
+	members []placement.Member
+	until   time.Time
+}
+
+// New makes a store without members and starts goroutines that Close ends.
+func New(cfg Config) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	s := &Store{
+		cfg: cfg, members: map[string]*member{}, runs: map[kvcache.Key]run{}, holders: map[kvcache.Key][]string{},
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	if cfg.Bandwidth > 0 {
+		s.pace = rate.NewLimiter(rate.Limit(cfg.Bandwidth), int(max(cfg.Bandwidth/10, 1<<16)))
+	}
+	s.metrics = newMetrics(cfg.Registry, s)
+	s.tails.begin(s)
+	return s, nil
+}
+
+// member is one other host with what is known of it.
+type member struct {
+	placement.Member
+	peer Peer
+
+	// Guarded by the store's lock.
+	until time.Time // it is passed over until then
+	wrong string    // the last failure, "" = the last call went well
+	gone  time.Time // when it was no longer a member; zero = it is one
+}
+
+// SetMembers says who is there now, this host included or not. A member that has another
+// address or is of another kind than before counts as another one.
+func (s *Store) SetMembers(list []placement.Member) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	list = slices.DeleteFunc(slices.Clone(list), func(m placement.Member) bool { return m.ID == s.cfg.Self.ID })
+	slices.SortFunc(list, func(a, b placement.Member) int { return cmp.Compare(a.ID, b.ID) })
+	list = slices.CompactFunc(list, func(a, b placement.Member) bool { return a.ID == b.ID })
+	s.expireLocked(now)
+	if slices.Equal(list, s.live) {
+		return
+	}
+	if len(s.live) > 0 {
+		s.past = append(s.past, past{s.live, now.Add(s.cfg.Keep)})
+		s.past = s.past[max(0, len(s.past)-mostPast):]
+	}
+	there := map[string]bool{}
+	s.live = nil
+	for _, m := range list {
+		if s.meetLocked(m) {
+			there[m.ID] = true
+			s.live = append(s.live, m)
+		}
+	}
+	left := false
+	for id, m := range s.members {
+		if !there[id] && m.gone.IsZero() {
+			m.gone, left = now, true
+			s.cfg.Log.Info("KV peer has left", "peer", id)
+		}
+	}
+	if left && s.cfg.Left != nil {
+		s.done.Go(s.cfg.Left)
+	}
+}
+
+// mostPast is how many earlier sets of members are remembered.
+const mostPast = 4
+
+// meetLocked takes a member in, and says whether that could be done.
+func (s *Store) meetLocked(m placement.Member) bool {
+	if was := s.members[m.ID]; was != nil {
+		if was.Addr == m.Addr {
+			was.Member, was.gone = m, time.Time{}
+			return true
+		}
+		s.endLocked(was)
+	}
+	p, err := s.cfg.Open(m)
+	if err != nil {
+		s.cfg.Log.Error("KV peer cannot be used", "peer", m.ID, "addr", m.Addr, "err", err)
+		return false
+	}
+	s.members[m.ID] = &member{Member: m, peer: p}
+	s.cfg.Log.Info("KV peer has joined", "peer", m.ID, "zone", m.Zone, "addr", m.Addr)
+	return true
+}
+
+// endLocked forgets a member. Its peer is closed when its calls have ended.
+func (s *Store) endLocked(m *member) {
+	delete(s.members, m.ID)
+	s.done.Go(func() { s.shut(m) })
+}
+
+// shut closes the connection to a member.
+func (s *Store) shut(m *member) {
+	if err := m.peer.Close(); err != nil {
+		s.cfg.Log.Debug("close a KV peer", "peer", m.ID, "err", err)
+	}
+}
+
+// expireLocked forgets who has been gone for long.
+func (s *Store) expireLocked(now time.Time) {
+	s.past = slices.DeleteFunc(s.past, func(p past) bool { return now.After(p.until) })
+	for _, m := range s.members {
+		if !m.gone.IsZero() && now.Sub(m.gone) > s.cfg.Keep {
+			s.endLocked(m)
+		}
+	}
+}
+
+// Close implements kvcache.Store.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	for _, m := range s.members {
+		s.endLocked(m)
+	}
+	s.live = nil
+	s.mu.Unlock()
+	s.stop()
+	s.done.Wait()
+	return nil
+}
+
+// State is what is known of one member.
+type State struct {
+	placement.Member
+	// Gone says that it is no longer a member and is only read from.
+	Gone bool
+	// Trouble is the last failure, "" = the last call went well or there was none.
+	Trouble string
+}
+
+// States lists the members, by id.
+func (s *Store) States() []State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []State
+	for _, m := range s.members {
+		list = append(list, State{m.Member, !m.gone.IsZero(), m.wrong})
+	}
+	slices.SortFunc(list, func(a, b State) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
