@@ -44,7 +44,8 @@
 //	 6 drop      fingerprint:32
 //	 7 label     fingerprint:32, and JSON
 //	 8 open      space parent:32 choice:4 attempt:8 first:8, and the stream's id  →  tail:8
-//	 9 append    tail:8 first:8 codec:1 ids:4…, and the state as data
+//	 9 append    tail:8 first:8 codec:1 ids:4…, and the state as data  →  nothing, or 1
+//	             where the node does not know what the tail is, and is to be told by name
 //	10 rotate    tail:8 next:8 parent:32 first:8  →  tail:8
 //	11 read      space choice:4, and the stream's id  →  for each tail attempt:8 parent:32
 //	             first:8 ranges:4, and for each range ids:4 bytes:4 id:4… and the bytes
@@ -57,9 +58,13 @@
 //	17 reserve   ref size:8 reader:8 slot:4 ticket:8  →  identity:16 offset:8, which is 0
 //	             where the block is there already. The client writes the frame there itself
 //	18 publish   ref size:8 reader:8 slot:4 identity:16: the frame is written
+//	19 tails     within:8 space choice:4, and the stream's id  →  as read, with what other
+//	             hosts have, for which the node has so many nanoseconds
+//	20 name      tail:8, and as open: what the tail was opened as, or is since a rotation
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
-// are asked for is in the arena when the answer comes.
+// are asked for is in the arena when the answer comes. Tails and name are for one that
+// copies tails to other hosts, as hello says too.
 //
 // Every operation may be repeated. An append says where its sender knows the tail to end:
 // what the node has behind that place was never acknowledged, and is replaced.

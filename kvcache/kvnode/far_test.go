@@ -256,7 +256,7 @@ func TestEndHangs(t *testing.T) {
 	}
 	defer below.Close()
 	defer close(s.until)
-	server := NewServer(store, below, nil)
+	server := NewServer(ServerConfig{Store: store, Below: below})
 	server.patience = 10 * time.Millisecond
 	server.done.Go(func() { _ = server.drop(t.Context(), kvcache.Fingerprint{}) })
 	<-s.dropping

@@ -66,6 +66,11 @@ type node struct {
 
 // startNode starts one, with the tiers below it.
 func startNode(cfg arena.Config, far ...stack.Tier) (*node, error) {
+	return startNodeWith(cfg, nil, far...)
+}
+
+// startNodeWith starts one with copies of tails, too.
+func startNodeWith(cfg arena.Config, tails FarTails, far ...stack.Tier) (*node, error) {
 	store, err := arena.Open(cfg)
 	if err != nil {
 		return nil, err
@@ -84,7 +89,7 @@ func startNode(cfg arena.Config, far ...stack.Tier) (*node, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	n := &node{store: store, below: below, stop: stop, ended: make(chan struct{})}
-	server := NewServer(store, below, nil)
+	server := NewServer(ServerConfig{Store: store, Below: below, Tails: tails})
 	go func() {
 		defer close(n.ended)
 		if err := server.Serve(ctx, l); err != nil {

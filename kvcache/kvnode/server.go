@@ -56,6 +56,7 @@ func Listen(dir string) (net.Listener, error) {
 type Server struct {
 	store *arena.Store
 	stack *stack.Stack // nil = there is nothing below
+	own   *ownTails    // nil = other hosts have no copies of tails
 	log   *slog.Logger
 
 	// patience is how long the end waits for requests that are being answered.
@@ -69,18 +70,31 @@ type Server struct {
 // offered is how many blocks a new server offers to the tiers below it.
 const offered = 4096
 
-// NewServer makes a server of an arena and of the stack of which it is the near store; nil
-// = there is none. What came last into the arena is offered to the stack again: the node
-// before may have been killed before it was written. The caller closes both after Serve has
-// ended. A nil log is silent.
-func NewServer(store *arena.Store, below *stack.Stack, log *slog.Logger) *Server {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+// ServerConfig says what is served. The caller closes what is in it after Serve has ended.
+type ServerConfig struct {
+	Store *arena.Store // required
+	// Below is the stack of which Store is the near store; nil = there is none. What came
+	// last into the arena is offered to it again at the start: the node before may have been
+	// killed before it was written.
+	Below *stack.Stack
+	// Tails has copies of tails on other hosts; nil = there are none.
+	Tails FarTails
+	Log   *slog.Logger // default: silent
+}
+
+// NewServer makes a server.
+func NewServer(cfg ServerConfig) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if below != nil {
-		below.Offer(store.Newest(offered))
+	if cfg.Below != nil {
+		cfg.Below.Offer(cfg.Store.Newest(offered))
 	}
-	return &Server{store: store, stack: below, log: log, patience: 5 * time.Second, conns: map[net.Conn]bool{}}
+	s := &Server{store: cfg.Store, stack: cfg.Below, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}}
+	if cfg.Tails != nil {
+		s.own = &ownTails{far: cfg.Tails, byNo: map[uint64]kvcache.TailSpec{}}
+	}
+	return s
 }
 
 // Serve serves until ctx ends, closes l and all connections, and waits for them, but 5 s at
@@ -227,7 +241,8 @@ func (p *peer) answer(ctx context.Context, what op, c cursor) error {
 	case opPut:
 		return p.put(ctx, c)
 	case opAppend:
-		return p.reply(p.append(ctx, c), nil)
+		no, err := p.append(ctx, c)
+		return p.reply(err, p.grew(no, err))
 	}
 	body, err := p.do(ctx, what, &c)
 	if c.bad {
@@ -253,7 +268,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		return p.get(ctx, c)
 	case opReserve, opPublish:
 		return p.room(ctx, what, c)
-	case opOpen, opRotate, opRead, opForget:
+	case opOpen, opRotate, opRead, opForget, opTails, opName:
 		return p.tail(ctx, what, c)
 	case opRefused:
 		if ref := c.ref(); !c.bad {
@@ -270,7 +285,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 			err = p.s.label(ctx, f, l)
 		}
 	case opHello:
-		return json.Marshal(hello{Data: st.Data(), ID: st.ID(), Far: p.s.stack != nil})
+		return json.Marshal(hello{Data: st.Data(), ID: st.ID(), Far: p.s.stack != nil, Tails: p.s.own != nil})
 	case opStats:
 		return json.Marshal(st.Stats())
 	case opModels:
@@ -295,6 +310,8 @@ type hello struct {
 	ID   [16]byte `json:"id"`
 	// Far says that the node has far tiers, which fetch asks.
 	Far bool `json:"far,omitempty"`
+	// Tails says that other hosts have copies of tails.
+	Tails bool `json:"tails,omitempty"`
 }
 
 // drop forgets a model in all tiers that there are.
@@ -363,91 +380,4 @@ func (p *peer) put(ctx context.Context, c cursor) error {
 		p.s.stack.Wrote(put)
 	}
 	return p.reply(err, nil)
-}
-
-// append appends to a tail at the place that the client knows. Usually that is where the
-// writer of this connection is; else the client has gone on elsewhere, or has not heard
-// of its last append, and a writer is made that begins there.
-func (p *peer) append(ctx context.Context, c cursor) error {
-	no, r := uint64(c.u64()), kvcache.Range{First: c.u64()}
-	if b := c.take(1); b != nil {
-		r.Codec = kvcache.Codec(b[0])
-	}
-	p.ids = c.ids(len(c.b)/4, p.ids)
-	r.IDs, r.Data = p.ids, p.data
-	if c.bad || len(c.b) != 0 {
-		return errBad
-	}
-	w := p.writers[no]
-	if w == nil || w.Next() != r.First {
-		return p.appendAnew(ctx, no, r)
-	}
-	err := w.Append(r)
-	if errors.Is(err, kvcache.ErrGap) {
-		return p.appendAnew(ctx, no, r) // somebody went on elsewhere
-	}
-	return err
-}
-
-// appendAnew appends with a writer that begins where the client is.
-func (p *peer) appendAnew(ctx context.Context, no uint64, r kvcache.Range) error {
-	w, err := p.writer(ctx, no, r.First)
-	if err != nil {
-		return err
-	}
-	return w.Append(r)
-}
-
-// mostWriters bounds the writers that a connection remembers.
-const mostWriters = 1024
-
-// writer returns a writer of a tail at a position.
-func (p *peer) writer(ctx context.Context, no uint64, next int) (*arena.TailWriter, error) {
-	w, err := p.s.store.Writer(ctx, no, next)
-	if err != nil {
-		return nil, err
-	}
-	if len(p.writers) >= mostWriters {
-		clear(p.writers)
-	}
-	p.writers[no] = w
-	return w, nil
-}
-
-// tail does the operations of tails but for append.
-func (p *peer) tail(ctx context.Context, what op, c *cursor) ([]byte, error) {
-	st := p.s.store
-	switch what {
-	case opOpen:
-		spec := c.spec()
-		if c.bad {
-			return nil, errBad
-		}
-		w, err := st.OpenTail(ctx, spec)
-		if err != nil {
-			return nil, err
-		}
-		return appendU64(nil, int(w.(*arena.TailWriter).No())), nil
-	case opRotate:
-		no, next, parent, first := uint64(c.u64()), c.u64(), c.key(), c.u64()
-		if c.bad {
-			return nil, errBad
-		}
-		w, err := p.writer(ctx, no, next)
-		if err == nil {
-			err = w.Rotate(parent, first)
-		}
-		if err != nil {
-			return nil, err
-		}
-		delete(p.writers, no)
-		p.writers[w.No()] = w
-		return appendU64(nil, int(w.No())), nil
-	case opRead:
-		space, choice := c.space(), c.u32()
-		tails, err := st.ReadTail(ctx, space, string(c.rest()), choice)
-		return appendTails(nil, tails), err
-	default:
-		return nil, st.DropTail(ctx, c.space(), string(c.rest()))
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/tailrec"
@@ -80,9 +81,13 @@ func (t *tail) Append(r kvcache.Range) error {
 		cn.begin()
 		cn.out = appendU64(appendU64(cn.out, int(t.no)), r.First)
 		cn.out = appendIDs(append(cn.out, byte(r.Codec)), r.IDs)
-		_, err = t.c.talk(context.Background(), cn, opAppend, r.Data)
+		body, err := t.c.talk(context.Background(), cn, opAppend, r.Data)
+		unknown := len(body) > 0
 		t.c.give(cn, err)
 		if err == nil {
+			if unknown {
+				t.name()
+			}
 			t.next += len(r.IDs)
 			t.c.count.Appends.Add(1)
 			t.c.count.AppendBytes.Add(uint64(len(r.Data)))
@@ -92,6 +97,12 @@ func (t *tail) Append(r kvcache.Range) error {
 			return t.ended(err)
 		}
 	}
+}
+
+// name tells a node that has restarted what the tail is. If it does not hear it, the next
+// append asks again.
+func (t *tail) name() {
+	_ = t.c.ask(context.Background(), opName, func(b []byte) []byte { return appendSpec(appendU64(b, int(t.no)), t.spec) }, nil)
 }
 
 // ended counts an error of the tail and returns it as callers compare it.
@@ -148,19 +159,42 @@ func (t *tail) Close() error {
 	return nil
 }
 
-// ReadTail implements kvcache.Tails.
-func (c *Client) ReadTail(ctx context.Context, s kvcache.Space, stream string, choice int) (list []kvcache.Tail, err error) {
-	err = c.ask(ctx, opRead, func(b []byte) []byte { return append(appendU32(appendSpace(b, s), choice), stream...) },
-		func(_ *conn, body cursor) error {
+// ReadTail implements kvcache.Tails. Where other hosts have copies of tails, they are asked
+// too, for which there is half of the time of ctx.
+func (c *Client) ReadTail(ctx context.Context, s kvcache.Space, stream string, choice int) ([]kvcache.Tail, error) {
+	spec := kvcache.TailSpec{Space: s, Stream: stream, Choice: choice}
+	list, far, err := c.readTail(ctx, opRead, 0, spec)
+	if err == nil && far {
+		if within := timeFor(ctx) / 2; within > 0 {
+			// Without an answer the first one still holds.
+			if more, _, err := c.readTail(ctx, opTails, within, spec); err == nil {
+				list = more
+			}
+		}
+	}
+	return list, err
+}
+
+// readTail reads tails here, or, in a time, on all hosts, and says whether others have some.
+func (c *Client) readTail(ctx context.Context, what op, within time.Duration, spec kvcache.TailSpec) (list []kvcache.Tail, far bool, err error) {
+	err = c.ask(ctx, what,
+		func(b []byte) []byte {
+			if what == opTails {
+				b = appendU64(b, int(within))
+			}
+			return append(appendU32(appendSpace(b, spec.Space), spec.Choice), spec.Stream...)
+		},
+		func(cn *conn, body cursor) error {
+			far = cn.hello.Tails
 			// The connection's memory is used again.
 			own := cursor{b: slices.Clone(body.rest())}
-			if list = own.tails(s, stream, choice); own.bad {
+			if list = own.tails(spec.Space, spec.Stream, spec.Choice); own.bad {
 				list = nil
 				return errShort
 			}
 			return nil
 		})
-	return list, err
+	return list, far, err
 }
 
 // DropTail implements kvcache.Tails.

@@ -45,6 +45,8 @@ const (
 	opFetch
 	opReserve
 	opPublish
+	opTails
+	opName
 )
 
 // status is how an operation ended.

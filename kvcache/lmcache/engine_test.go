@@ -84,7 +84,7 @@ func (p *place) startNode() {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- kvnode.NewServer(p.store, below, nil).Serve(ctx, l) }()
+	go func() { ended <- kvnode.NewServer(kvnode.ServerConfig{Store: p.store, Below: below}).Serve(ctx, l) }()
 	p.endNode = func() {
 		stop()
 		if err := <-ended; err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -83,35 +82,19 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 				w.start()
 			}
 		case <-w.over:
-			return Sort(all), nil
+			return kvcache.SortTails(all), nil
 		case <-ctx.Done():
 			failed = cmp.Or(failed, ctx.Err())
 			if len(all) == 0 {
 				return nil, failed
 			}
-			return Sort(all), nil
+			return kvcache.SortTails(all), nil
 		}
 	}
 	if heard {
 		failed = nil
 	}
-	return Sort(all), failed
-}
-
-// Sort puts tails that come from several stores into the order that kvcache.Tails has: the
-// highest attempt first, and in it, for nobody knows which is newer, the one that leads
-// further.
-func Sort(tails []kvcache.Tail) []kvcache.Tail {
-	end := func(t kvcache.Tail) int {
-		if n := len(t.Ranges); n > 0 {
-			return t.Ranges[n-1].First + len(t.Ranges[n-1].IDs)
-		}
-		return t.First
-	}
-	slices.SortStableFunc(tails, func(a, b kvcache.Tail) int {
-		return cmp.Or(cmp.Compare(b.Attempt, a.Attempt), cmp.Compare(end(b), end(a)))
-	})
-	return tails
+	return kvcache.SortTails(all), failed
 }
 
 // DropTail implements kvcache.Tails, on all members.
