@@ -66,6 +66,10 @@
 // can be read and verified alone. Every byte of a frame is covered: the header,
 // with its padding, by the CRC, and the payload by the sums in the header.
 //
+// Version 2 is the same for a frame that is encrypted: ids and the three keys are what
+// stands for those of the plain frame, so the key is not that of the ids, and the parts
+// are what package sealed says. A store keeps frames of one version only; see Form.
+//
 // The llamacpp engine's blocks have one part for the description and one for the keys
 // and the values of each layer; windowed layers are a group of their own, in which layers
 // count from 0. Header.PartsOf finds those of a range of layers. What an engine's

@@ -9,8 +9,10 @@ import (
 // The limits of a frame. They bound what a reader allocates for a header before
 // it knows that the header is whole.
 const (
-	// Version is the version of frames that Seal writes and Decode reads.
-	Version = 1
+	// Version is the version of frames that Seal writes and Decode reads, and
+	// VersionEncrypted that of encrypted ones; see Form.
+	Version          = 1
+	VersionEncrypted = 2
 	// MaxTokens and MaxParts are the most tokens and parts of one frame.
 	MaxTokens = 65536
 	MaxParts  = 4096
@@ -68,6 +70,16 @@ func align(n, to int) int { return (n + to - 1) &^ (to - 1) }
 // add up to all of it; Seal fills in their offsets and sums. The frame refers to
 // buf, m.IDs and parts.
 func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
+	return Plain.seal(buf, m, m.Key(m.Parent, m.IDs), parts)
+}
+
+// SealEncrypted is Seal for a frame whose parts are encrypted, under a key that is not
+// that of its tokens.
+func SealEncrypted(buf []byte, m Meta, key Key, parts []Part) (*Frame, error) {
+	return Encrypted.seal(buf, m, key, parts)
+}
+
+func (form Form) seal(buf []byte, m Meta, key Key, parts []Part) (*Frame, error) {
 	if n := len(m.IDs); n < 1 || n > MaxTokens {
 		return nil, fmt.Errorf("seal a frame of %d tokens: 1 to %d wanted", n, MaxTokens)
 	}
@@ -78,7 +90,7 @@ func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
 		return nil, fmt.Errorf("seal a frame at position %d", m.First)
 	}
 	h := Header{
-		Ref: m.Child(m.Parent, m.IDs), First: m.First, IDs: m.IDs, Parts: parts,
+		Ref: Ref{m.Space, m.Parent, key}, First: m.First, IDs: m.IDs, Parts: parts,
 		Len: int64(HeaderLen(len(m.IDs), len(parts))), Total: int64(len(buf)),
 	}
 	if h.Total < h.Len || h.Total > MaxSize {
@@ -100,7 +112,7 @@ func Seal(buf []byte, m Meta, parts []Part) (*Frame, error) {
 	if at != h.Total {
 		return nil, fmt.Errorf("seal a frame: parts end at byte %d of %d", at, h.Total)
 	}
-	h.write(buf[:h.Len])
+	h.write(buf[:h.Len], form.version())
 	return &Frame{Header: h, data: buf}, nil
 }
 
@@ -118,11 +130,11 @@ func Encode(buf []byte, m Meta, parts []Part, payload []byte) (*Frame, error) {
 }
 
 // write fills b, which is as long as the header.
-func (h *Header) write(b []byte) {
+func (h *Header) write(b []byte, version uint16) {
 	clear(b)
 	le := binary.LittleEndian
 	copy(b, magic)
-	le.PutUint16(b[4:], Version)
+	le.PutUint16(b[4:], version)
 	le.PutUint32(b[12:], uint32(h.Len))
 	le.PutUint64(b[16:], uint64(h.Total))
 	le.PutUint64(b[24:], uint64(h.First))
@@ -154,8 +166,8 @@ func HeaderNeed(b []byte) (int, error) {
 		return 0, Refuse(ReasonTorn, "%d bytes", len(b))
 	case string(b[:4]) != magic:
 		return 0, Refuse(ReasonMagic, "no frame")
-	case le.Uint16(b[4:]) != Version:
-		return 0, Refuse(ReasonVersion, "version %d, this reader knows %d", le.Uint16(b[4:]), Version)
+	case le.Uint16(b[4:]) != Version && le.Uint16(b[4:]) != VersionEncrypted:
+		return 0, Refuse(ReasonVersion, "version %d, this reader knows %d and %d", le.Uint16(b[4:]), Version, VersionEncrypted)
 	}
 	n := int64(le.Uint32(b[12:]))
 	if n < fixedLen || n > int64(HeaderLen(MaxTokens, MaxParts)) || n%alignment != 0 || int64(le.Uint64(b[16:])) < n {
@@ -167,7 +179,11 @@ func HeaderNeed(b []byte) (int, error) {
 // DecodeHeader reads and verifies the header of a frame that begins with b: its
 // version, its lengths, its checksum and that its key is that of its tokens. It
 // does not look at the payload and keeps nothing of b.
-func DecodeHeader(b []byte) (Header, error) {
+func DecodeHeader(b []byte) (Header, error) { return Plain.DecodeHeader(b) }
+
+// DecodeHeader is DecodeHeader for frames of a form; others are refused. The key of an
+// encrypted frame is not proved by its tokens.
+func (form Form) DecodeHeader(b []byte) (Header, error) {
 	n, err := HeaderNeed(b)
 	if err != nil {
 		return Header{}, err
@@ -180,7 +196,17 @@ func DecodeHeader(b []byte) (Header, error) {
 	if headerSum(b) != le.Uint32(b[8:]) {
 		return Header{}, Refuse(ReasonChecksum, "header")
 	}
-	return parseHeader(b)
+	if v := le.Uint16(b[4:]); v != form.version() {
+		return Header{}, Refuse(ReasonVersion, "version %d where %d is kept", v, form.version())
+	}
+	h, err := parseHeader(b)
+	if err == nil && form == Plain && h.Space.Key(h.Parent, h.IDs) != h.Key {
+		err = Refuse(ReasonKey, "the key is not that of the tokens")
+	}
+	if err != nil {
+		return Header{}, err
+	}
+	return h, nil
 }
 
 // parseHeader reads a header that is as it was written. Its writer may still
@@ -214,9 +240,6 @@ func parseHeader(b []byte) (Header, error) {
 	if at != h.Total {
 		return Header{}, Refuse(ReasonTorn, "parts end at byte %d of %d", at, h.Total)
 	}
-	if h.Space.Key(h.Parent, h.IDs) != h.Key {
-		return Header{}, Refuse(ReasonKey, "the key is not that of the tokens")
-	}
 	return h, nil
 }
 
@@ -232,8 +255,11 @@ func parseIDs(b []byte, n int) []int32 {
 // Decode verifies that b is exactly one frame and that of the block want. It
 // leaves the parts, which Part, Payload and Verify check. Every error is a
 // *Refusal. The frame refers to b.
-func Decode(b []byte, want Ref) (*Frame, error) {
-	h, err := DecodeHeader(b)
+func Decode(b []byte, want Ref) (*Frame, error) { return Plain.Decode(b, want) }
+
+// Decode is Decode for frames of a form.
+func (form Form) Decode(b []byte, want Ref) (*Frame, error) {
+	h, err := form.DecodeHeader(b)
 	if err != nil {
 		return nil, err
 	}

@@ -97,6 +97,8 @@ var (
 	ErrFull = errors.New("store is full")
 	// ErrGap says that a range does not begin where the tail ends.
 	ErrGap = errors.New("range does not begin where the tail ends")
+	// ErrNoKey says that a tenant's key is not there.
+	ErrNoKey = errors.New("the tenant has no key")
 	// ErrClosed says that a store or a tail was used after Close.
 	ErrClosed = errors.New("store is closed")
 )
@@ -109,6 +111,9 @@ type Query struct {
 	// First is the position of IDs[0]; 0 at the root.
 	First int
 	IDs   []int32
+	// Veil is for stores of encrypted frames, which kvcache/remote is the look-up of;
+	// nil = the tokens are kept as they are.
+	Veil Veil
 }
 
 // Found is one block that a store has.
@@ -195,6 +200,14 @@ type Lent struct {
 func NewLent(f *Frame, release func(), refused func(error)) *Lent {
 	f.refused = refused
 	return &Lent{f, release}
+}
+
+// Reject tells the store that what it lends is wrong in a way that its checksums do not
+// show: it is counted and removed as if they did.
+func (l *Lent) Reject(err error) {
+	if l.Frame.refused != nil {
+		l.Frame.refused(err)
+	}
 }
 
 // Release gives the bytes back. It may be called twice, not concurrently.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/nvmetier"
 	"github.com/kvmesh/kvmesh/kvcache/redistier"
 	"github.com/kvmesh/kvmesh/kvcache/s3tier"
+	"github.com/kvmesh/kvmesh/kvcache/sealed"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
@@ -24,6 +25,9 @@ type tierOptions struct {
 	redis redistier.Config
 	s3    s3tier.Config
 	s3URL string
+	// keyFile has the keys with which the tiers are encrypted, and keys are those.
+	keyFile string
+	keys    *sealed.Keys
 }
 
 // add adds the flags.
@@ -38,6 +42,7 @@ func (o *tierOptions) add(f *pflag.FlagSet) {
 	f.StringVar(&o.s3.S3.Endpoint, "s3-endpoint", "", "URL of the S3 server (default AWS_ENDPOINT_URL, else Amazon's)")
 	f.StringVar(&o.s3.S3.Region, "s3-region", "", "region of the bucket (default AWS_REGION)")
 	f.Int64Var(&o.s3.Limit, "s3-limit", 1<<40, "most bytes in --s3")
+	f.StringVar(&o.keyFile, "tier-keys", "", "file of tenants' keys, mode 0600, with which all that goes to --nvme, --redis and --s3 is encrypted (default not)")
 }
 
 // complete takes from the environment what the flags leave open, and checks both.
@@ -58,7 +63,27 @@ func (o *tierOptions) complete(e *env) error {
 			return usagef("--s3: %w", err)
 		}
 	}
+	return o.loadKeys()
+}
+
+// loadKeys reads the keys, which the tiers then must have been written with.
+func (o *tierOptions) loadKeys() (err error) {
+	if o.keyFile == "" {
+		return nil
+	}
+	if o.keys, err = sealed.LoadKeys(o.keyFile); err != nil {
+		return withHint(err, "docs/kv-tiers.md says how to make such a file")
+	}
+	o.nvme.Form, o.redis.Form, o.s3.Form = kvcache.Encrypted, kvcache.Encrypted, kvcache.Encrypted
 	return nil
+}
+
+// seal puts encryption before a tier, where there are keys.
+func (o *tierOptions) seal(tier string, s kvcache.Store, registry prometheus.Registerer) (kvcache.Store, error) {
+	if o.keys == nil {
+		return s, nil
+	}
+	return sealed.New(sealed.Config{Store: s, Keys: o.keys, Tier: tier, Registry: registry})
 }
 
 // errTier wraps what keeps a tier from being opened.
@@ -89,7 +114,9 @@ func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Regist
 		if err != nil {
 			return nil, done, errTier("nvme", err)
 		}
-		far = append(far, stack.Tier{Name: "nvme", Store: t})
+		if far, err = o.addTier(far, "nvme", t, registry); err != nil {
+			return nil, done, err
+		}
 	}
 	if c := o.redis; c.Redis.URL != "" {
 		c.Registry, c.Log = registry, e.log
@@ -97,7 +124,9 @@ func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Regist
 		if err != nil {
 			return nil, done, errTier("redis", err)
 		}
-		far = append(far, stack.Tier{Name: "redis", Store: t})
+		if far, err = o.addTier(far, "redis", t, registry); err != nil {
+			return nil, done, err
+		}
 	}
 	if c := o.s3; o.s3URL != "" {
 		c.Registry, c.Log = registry, e.log
@@ -105,13 +134,24 @@ func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Regist
 		if err != nil {
 			return nil, done, errTier("s3", err)
 		}
-		far = append(far, stack.Tier{Name: "s3", Store: t})
+		if far, err = o.addTier(far, "s3", t, registry); err != nil {
+			return nil, done, err
+		}
 	}
 	if len(far) == 0 {
 		return nil, done, nil
 	}
 	below, err = stack.New(stack.Config{Near: near, Far: far, Registry: registry, Log: e.log})
 	return below, done, err
+}
+
+// addTier adds a tier that was opened, with encryption before it where there are keys.
+func (o *tierOptions) addTier(far []stack.Tier, name string, s kvcache.Store, registry prometheus.Registerer) ([]stack.Tier, error) {
+	store, err := o.seal(name, s, registry)
+	if err != nil {
+		return far, err
+	}
+	return append(far, stack.Tier{Name: name, Store: store}), nil
 }
 
 // logClose logs what went wrong at the end of a tier.
@@ -141,6 +181,9 @@ func tierArgs(t policy.KVTiers) (args []string) {
 		if s.Region != "" {
 			args = append(args, "--s3-region", s.Region)
 		}
+	}
+	if t.Keys != "" {
+		args = append(args, "--tier-keys", t.Keys)
 	}
 	return args
 }

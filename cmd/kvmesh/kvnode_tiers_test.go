@@ -3,6 +3,7 @@ package main
 import (
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/sealed/sealedtest"
 )
 
 // tierFlags parses flags with an environment.
@@ -75,8 +77,17 @@ func TestOpenTiers(t *testing.T) {
 	} else {
 		done()
 	}
-	dir := filepath.Join(t.TempDir(), "nvme")
-	o, e, err = tierFlags(t, nil, "--nvme", dir, "--redis", "redis://127.0.0.1:1", "--redis-single", "--s3", "s3://bucket", "--s3-endpoint", "http://127.0.0.1:1")
+	dir, keys := filepath.Join(t.TempDir(), "nvme"), filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(keys, []byte(sealedtest.Text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tierFlags(t, nil, "--nvme", dir, "--tier-keys", keys); err == nil || !strings.Contains(err.Error(), "0600") {
+		t.Errorf("a file of keys that others can read: %v", err)
+	}
+	if err := os.Chmod(keys, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, e, err = tierFlags(t, nil, "--tier-keys", keys, "--nvme", dir, "--redis", "redis://127.0.0.1:1", "--redis-single", "--s3", "s3://bucket", "--s3-endpoint", "http://127.0.0.1:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +96,7 @@ func TestOpenTiers(t *testing.T) {
 	if err != nil || below == nil {
 		t.Fatal(err)
 	}
-	for metric, want := range map[string]int{"kvmesh_kv_stack_behind_tokens": 3, "kvmesh_kv_tier_puts_total": 3, "kvmesh_kv_stack_cuts_total": 9} {
+	for metric, want := range map[string]int{"kvmesh_kv_stack_behind_tokens": 3, "kvmesh_kv_tier_puts_total": 3, "kvmesh_kv_stack_cuts_total": 9, "kvmesh_kv_sealed_no_key_total": 3} {
 		if n, err := testutil.GatherAndCount(registry, metric); err != nil || n != want {
 			t.Errorf("%d of %s: %v", n, metric, err)
 		}

@@ -90,8 +90,8 @@ func TestKVNodeSpec(t *testing.T) {
 	if args := strings.Join(m.lmcacheSpec().Args, " "); !strings.HasPrefix(args, "lmcache --kv-node /kv --listen 127.0.0.1:9,unix:/kv/lmcache.sock --chunk 128") {
 		t.Errorf("for vLLM %s", args)
 	}
-	m.set.Mesh.KV.Tiers = policy.KVTiers{NVMe: policy.KVDisk{Dir: "/nvme", Limit: 2 << 20}, S3: policy.KVS3{URL: "s3://b", Limit: 3 << 20, Endpoint: "http://h"}}
-	if args := strings.Join(m.kvNodeSpec().Args, " "); !strings.Contains(args, "--nvme /nvme --nvme-limit 2097152 --s3 s3://b --s3-limit 3145728 --s3-endpoint http://h") || strings.Contains(args, "--redis") {
+	m.set.Mesh.KV.Tiers = policy.KVTiers{NVMe: policy.KVDisk{Dir: "/nvme", Limit: 2 << 20}, S3: policy.KVS3{URL: "s3://b", Limit: 3 << 20, Endpoint: "http://h"}, Keys: "/keys"}
+	if args := strings.Join(m.kvNodeSpec().Args, " "); !strings.Contains(args, "--nvme /nvme --nvme-limit 2097152 --s3 s3://b --s3-limit 3145728 --s3-endpoint http://h --tier-keys /keys") || strings.Contains(args, "--redis") {
 		t.Errorf("node with tiers %s", args)
 	}
 }

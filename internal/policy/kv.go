@@ -38,6 +38,9 @@ type KVTiers struct {
 	NVMe  KVDisk  `yaml:"nvme"`
 	Redis KVRedis `yaml:"redis"`
 	S3    KVS3    `yaml:"s3"`
+	// Keys is a file of tenants' keys, with which what goes to the tiers is encrypted;
+	// default none.
+	Keys string `yaml:"keys"`
 }
 
 // KVDisk is a directory of a local disk.
@@ -96,6 +99,9 @@ func (p *parser) kv(k *KV, at Place) {
 		if value != "" && (!k.Node || k.Dir == KVOff) {
 			p.wrong(at, path, "%s needs a KV node: kv.node true, and kv.dir not off", tier)
 		}
+	}
+	if t.Keys != "" && t.NVMe.Dir == "" && t.Redis.URL == "" && t.S3.URL == "" {
+		p.wrong(at, "kv.tiers.keys", "kv.tiers.keys: there is no tier that they are for")
 	}
 	p.kvLMCache(k, at)
 	if t.Redis.URL != "" {

@@ -33,6 +33,7 @@ func TestKVMistakes(t *testing.T) {
 		"kv: {node: true, tiers: {nvme: {dir: /d, limit: 5}}}":                  "p.yaml:12: kv.tiers.nvme.limit 5: want at least 1Mi",
 		"kv: {node: true, tiers: {nvme: {limit: 5Gi}}}":                         "p.yaml:12: kv.tiers.nvme: kv.tiers.nvme.dir is missing",
 		"kv: {node: true, tiers: {nvm: {dir: /d}}}":                             `p.yaml:12: unknown field "kv.tiers.nvm" (did you mean "nvme"?)`,
+		"kv: {node: true, tiers: {keys: /k}}":                                   "p.yaml:12: kv.tiers.keys: there is no tier",
 		"kv: {tiers: {nvme: {dir: /d}}}":                                        "p.yaml:12: kv.tiers.nvme needs a KV node",
 		"kv: {node: true, dir: off, tiers: {nvme: {dir: /d}}}":                  "p.yaml:12: kv.tiers.nvme needs a KV node",
 		"kv: {node: true, tiers: {redis: {url: 'h:1'}}}":                        "p.yaml:12: kv.tiers.redis.url: want redis://HOST:PORT",

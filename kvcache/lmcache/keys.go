@@ -3,7 +3,6 @@
 package lmcache
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -100,8 +99,7 @@ func saltOf(salt string, configs []byte) ([]byte, error) {
 	if salt == "" && text == nil {
 		return nil, nil
 	}
-	b := binary.LittleEndian.AppendUint32([]byte("kvmesh lmcache tenant v1\x00"), uint32(len(salt)))
-	return append(append(b, salt...), text...), nil
+	return kvcache.LMCacheSalt(salt, text), nil
 }
 
 // refs are the names of all chunks of a run from the sequence's beginning on.

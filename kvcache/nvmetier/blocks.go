@@ -223,7 +223,7 @@ func (s *Store) get(ref kvcache.Ref) (*kvcache.Lent, error) {
 		err = kvcache.Refuse(kvcache.ReasonTorn, "%d bytes of a file of %d", n, p.size)
 	}
 	if err == nil {
-		f, err = kvcache.Decode(buf[:n:n], ref)
+		f, err = s.cfg.Form.Decode(buf[:n:n], ref)
 	}
 	if err != nil {
 		s.buffers.put(buf)
@@ -422,7 +422,7 @@ func (s *Store) header(p placed) (kvcache.Header, error) {
 			continue
 		}
 		if err == nil {
-			h, err = kvcache.DecodeHeader(buf[:n])
+			h, err = s.cfg.Form.DecodeHeader(buf[:n])
 		}
 		s.buffers.put(buf)
 		if err == nil {

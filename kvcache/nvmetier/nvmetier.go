@@ -36,7 +36,9 @@ type Config struct {
 	Quota int64
 	// Away is how long a disk is left alone that failed several times in a row; default
 	// 5 s.
-	Away     time.Duration
+	Away time.Duration
+	// Form is the form of the frames; others are refused. Default plain.
+	Form     kvcache.Form
 	Registry prometheus.Registerer // for the metrics kvmesh_kv_tier_*; default: none
 	Log      *slog.Logger          // default: silent
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
+	"github.com/kvmesh/kvmesh/kvcache/sealed/sealedtest"
 )
 
 var kills = flag.Int("nvme-kills", 0, "how often a process that writes to a store is killed; 0 is 20")
@@ -33,7 +34,10 @@ func TestMain(m *testing.M) {
 
 // openForSuite opens a store as kvtest asks for it.
 func openForSuite(dir string, limit int64) (kvcache.Store, error) {
-	return Open(Config{Dir: dir, Limit: limit})
+	if os.Getenv(sealedtest.Env) == "" {
+		return Open(Config{Dir: dir, Limit: limit})
+	}
+	return sealedtest.Wrap(Open(Config{Dir: dir, Limit: limit, Form: kvcache.Encrypted}))
 }
 
 // fileOf finds the file of a block.
@@ -52,6 +56,9 @@ func fileOf(dir string, ref kvcache.Ref) (string, error) {
 
 // tamper changes a block behind a store's back.
 func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
+	if os.Getenv(sealedtest.Env) != "" {
+		ref = sealedtest.Ref(ref)
+	}
 	name, err := fileOf(dir, ref)
 	if err != nil {
 		return err
@@ -64,6 +71,12 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 }
 
 func TestStore(t *testing.T) {
+	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Lasting: true, Tamper: tamper, Kills: *kills})
+}
+
+// TestSealed: the same with encryption before it.
+func TestSealed(t *testing.T) {
+	t.Setenv(sealedtest.Env, "1")
 	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Lasting: true, Tamper: tamper, Kills: *kills})
 }
 

@@ -159,7 +159,7 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	}
 	var f *kvcache.Frame
 	if err == nil {
-		f, err = kvcache.Decode(data, ref)
+		f, err = s.cfg.Form.Decode(data, ref)
 	}
 	if err != nil {
 		return nil, s.refuse(ref, b[0], err)
@@ -255,7 +255,7 @@ func (s *Store) look(ctx context.Context, list []kvcache.Key) ([]block, error) {
 		b.key, b.life = key, lives[i].Val()
 		if text, err := texts[i].Bytes(); err == nil {
 			b.text = text
-			b.manifest, b.err = parseManifest(text)
+			b.manifest, b.err = parseManifest(text, s.cfg.Form)
 			b.model = b.header.Fingerprint
 		}
 	}

@@ -63,7 +63,7 @@ func manifestSum(b []byte) uint32 {
 
 // parseManifest reads a manifest and the header in it. It believes nothing; every error
 // is a *kvcache.Refusal. It keeps nothing of b.
-func parseManifest(b []byte) (manifest, error) {
+func parseManifest(b []byte, form kvcache.Form) (manifest, error) {
 	le := binary.LittleEndian
 	switch {
 	case len(b) < manifestFixed:
@@ -75,7 +75,7 @@ func parseManifest(b []byte) (manifest, error) {
 	case manifestSum(b) != le.Uint32(b[8:]):
 		return manifest{}, kvcache.Refuse(kvcache.ReasonChecksum, "manifest")
 	}
-	h, err := kvcache.DecodeHeader(b[manifestFixed:])
+	h, err := form.DecodeHeader(b[manifestFixed:])
 	if err != nil {
 		return manifest{}, err
 	}

@@ -41,7 +41,7 @@ func TestGoldenManifest(t *testing.T) {
 	if got := m.encode(frame[:h.Len]); !bytes.Equal(got, want) {
 		t.Errorf("manifest:\n%swant:\n%s", hex.Dump(got), hex.Dump(want))
 	}
-	got, err := parseManifest(want)
+	got, err := parseManifest(want, kvcache.Plain)
 	if err != nil || got.nonce != m.nonce || got.part != m.part || got.header.Ref != h.Ref {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -63,7 +63,7 @@ func TestDamagedManifest(t *testing.T) {
 	good := readHex(t, "testdata/manifest-v1.hex")
 	refused := func(what string, at int, b []byte) {
 		t.Helper()
-		_, err := parseManifest(b)
+		_, err := parseManifest(b, kvcache.Plain)
 		if _, ok := errors.AsType[*kvcache.Refusal](err); !ok {
 			t.Errorf("%s at %d: %v", what, at, err)
 		}
@@ -87,7 +87,7 @@ func TestDamagedManifest(t *testing.T) {
 		b := bytes.Clone(good)
 		change(b)
 		binary.LittleEndian.PutUint32(b[8:], manifestSum(b))
-		if _, err := parseManifest(b); err == nil {
+		if _, err := parseManifest(b, kvcache.Plain); err == nil {
 			t.Errorf("%s: passes", name)
 		}
 	}
@@ -124,7 +124,7 @@ func FuzzManifest(f *testing.F) {
 		if len(b) >= 12 {
 			binary.LittleEndian.PutUint32(b[8:], manifestSum(b)) // past the checksum
 		}
-		m, err := parseManifest(b)
+		m, err := parseManifest(b, kvcache.Plain)
 		if err != nil {
 			if _, ok := errors.AsType[*kvcache.Refusal](err); !ok {
 				t.Fatalf("%v is no refusal", err)

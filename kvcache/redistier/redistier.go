@@ -40,7 +40,9 @@ type Config struct {
 	// deadline counts where it is earlier.
 	Timeout, PutTimeout time.Duration
 	// Away is how long a cluster is left alone that does not answer; default 5 s.
-	Away     time.Duration
+	Away time.Duration
+	// Form is the form of the frames; others are refused. Default plain.
+	Form     kvcache.Form
 	Registry prometheus.Registerer // for the metrics kvmesh_kv_tier_*; default: none
 	Log      *slog.Logger          // default: silent
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
+	"github.com/kvmesh/kvmesh/kvcache/sealed/sealedtest"
 )
 
 // clusterEnv tells children of the suite, and its opener, where the cluster is.
@@ -41,7 +42,12 @@ func suiteConfig(dir string, limit int64) Config {
 
 // openForSuite opens a store as kvtest asks for it.
 func openForSuite(dir string, limit int64) (kvcache.Store, error) {
-	return Open(suiteConfig(dir, limit))
+	cfg := suiteConfig(dir, limit)
+	if os.Getenv(sealedtest.Env) == "" {
+		return Open(cfg)
+	}
+	cfg.Form = kvcache.Encrypted
+	return sealedtest.Wrap(Open(cfg))
 }
 
 // tamperer changes blocks behind a store's back: manifest and parts, so that only what is
@@ -55,11 +61,15 @@ func tamperer(t *testing.T) func(string, kvcache.Ref, func([]byte) []byte) error
 	ctx := context.Background()
 	return func(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 		k := keys{filepath.Base(dir)}
+		form := kvcache.Plain
+		if os.Getenv(sealedtest.Env) != "" {
+			form, ref = kvcache.Encrypted, sealedtest.Ref(ref)
+		}
 		text, err := c.Get(ctx, k.manifest(ref.Key)).Bytes()
 		if err != nil {
 			return err
 		}
-		m, err := parseManifest(text)
+		m, err := parseManifest(text, form)
 		if err != nil {
 			return err
 		}
@@ -100,6 +110,13 @@ func startCluster(t *testing.T) *redistest.Cluster {
 func TestStore(t *testing.T) {
 	startCluster(t)
 	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Tamper: tamperer(t)})
+}
+
+// TestSealed: the same with encryption before it.
+func TestSealed(t *testing.T) {
+	startCluster(t)
+	t.Setenv(sealedtest.Env, "1")
+	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Tamper: tamperer(t), Kills: 5})
 }
 
 // newStore opens a store until the test ends.

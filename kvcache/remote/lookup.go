@@ -99,12 +99,13 @@ func (f *Finder) guess() int {
 
 // prefixes are what to ask for of a parent's children: all, or where they are too many
 // those that share the most tokens with ids.
-func (f *Finder) prefixes(parent kvcache.Key, ids []int32) []string {
+func (f *Finder) prefixes(q *kvcache.Query, parent kvcache.Key, at int) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.wide[parent] {
 		return []string{""}
 	}
+	ids := q.Behind(parent, at, min(MaxBegin, len(q.IDs)-at))
 	var list []string
 	for n := MaxBegin; n > 0; n /= 2 {
 		list = append(list, Prefix(ids, n))
@@ -185,7 +186,7 @@ func (w *walk) from(parent kvcache.Key, at, tokens int) (best reach) {
 		if c.bad || c.First != w.q.First+at || w.final && c.header == nil {
 			continue
 		}
-		c.compare(w.q, at)
+		c.compare(&w.q, at)
 		var r reach
 		switch {
 		case c.full:
@@ -207,19 +208,19 @@ func (w *walk) from(parent kvcache.Key, at, tokens int) (best reach) {
 
 // compare finds out what a child has in common with the query's tokens from at on. That
 // a child has all its tokens in common is proved by its key.
-func (c *child) compare(q kvcache.Query, at int) {
-	rest := q.IDs[at:]
+func (c *child) compare(q *kvcache.Query, at int) {
+	rest := len(q.IDs) - at
 	if c.seen && (c.full || c.header == nil) {
 		return
 	}
 	c.seen = true
-	if c.common = common(c.Begin, rest); c.common < len(c.Begin) {
+	if c.common = common(c.Begin, q.Behind(c.Parent, at, min(len(c.Begin), rest))); c.common < len(c.Begin) {
 		return
 	}
-	if c.Tokens <= len(rest) && q.Key(c.Parent, rest[:c.Tokens]) == c.Key {
+	if c.Tokens <= rest && q.KeyBehind(c.Parent, at, c.Tokens) == c.Key {
 		c.full, c.common = true, c.Tokens
 	} else if c.header != nil {
-		c.common = common(c.header.IDs, rest)
+		c.common = common(c.header.IDs, q.Behind(c.Parent, at, min(c.Tokens, rest)))
 	} else if c.Tokens == len(c.Begin) {
 		c.common = 0 // its name does not tell its tokens: it lies
 	}
@@ -247,14 +248,14 @@ func (w *walk) list() error {
 		for at := p.at; at < len(w.q.IDs) && len(asked) < w.ahead+len(w.missing); at += size {
 			if _, listed := w.lists[key]; !listed && !asked[key] {
 				asked[key] = true
-				for _, prefix := range w.f.prefixes(key, w.q.IDs[at:]) {
+				for _, prefix := range w.f.prefixes(&w.q, key, at) {
 					asks = append(asks, Ask{key, prefix})
 				}
 			}
 			if at+size > len(w.q.IDs) {
 				break
 			}
-			key = w.q.Key(key, w.q.IDs[at:at+size])
+			key = w.q.KeyBehind(key, at, size)
 		}
 	}
 	w.ahead = min(4*w.ahead, maxAhead)

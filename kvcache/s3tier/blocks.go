@@ -115,10 +115,10 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	}
 	var f *kvcache.Frame
 	if err == nil {
-		f, err = kvcache.Decode(data, ref)
+		f, err = s.cfg.Form.Decode(data, ref)
 	}
 	if err != nil {
-		if s.ops.Refused(err) && !right(data, ref) {
+		if s.ops.Refused(err) && !s.right(data, ref) {
 			s.purge(ref.Key, path)
 		}
 		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
@@ -139,8 +139,8 @@ func (s *Store) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 }
 
 // right says whether a frame that was refused is right, and only the asker is not.
-func right(data []byte, ref kvcache.Ref) bool {
-	h, err := kvcache.DecodeHeader(data)
+func (s *Store) right(data []byte, ref kvcache.Ref) bool {
+	h, err := s.cfg.Form.DecodeHeader(data)
 	return err == nil && h.Total == int64(len(data)) && remote.Keeps(h, ref)
 }
 
@@ -319,7 +319,7 @@ func (s *Store) header(ctx context.Context, path string) (kvcache.Header, error)
 			need, tag = more, info.ETag
 			continue
 		}
-		h, err := kvcache.DecodeHeader(b)
+		h, err := s.cfg.Form.DecodeHeader(b)
 		if err == nil && h.Total != total {
 			err = kvcache.Refuse(kvcache.ReasonTorn, "object and frame differ in length")
 		}

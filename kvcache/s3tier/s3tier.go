@@ -42,8 +42,10 @@ type Config struct {
 	Away time.Duration
 	// SurveyEvery is the time between two listings of everything; default 10 min.
 	SurveyEvery time.Duration
-	Registry    prometheus.Registerer // for the metrics kvmesh_kv_tier_*; default: none
-	Log         *slog.Logger          // default: silent
+	// Form is the form of the frames; others are refused. Default plain.
+	Form     kvcache.Form
+	Registry prometheus.Registerer // for the metrics kvmesh_kv_tier_*; default: none
+	Log      *slog.Logger          // default: silent
 }
 
 // The default of Config.Limit.

@@ -25,6 +25,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
+	"github.com/kvmesh/kvmesh/kvcache/sealed/sealedtest"
 )
 
 // endpointEnv tells children of the suite, and its opener, where the server is.
@@ -55,11 +56,17 @@ func openForSuite(dir string, limit int64) (kvcache.Store, error) {
 	cfg := config(os.Getenv(endpointEnv), filepath.Base(dir))
 	// Small, so that many blocks are read in several ranges.
 	cfg.Limit, cfg.PartSize = limit, 150_000
-	s, err := Open(cfg)
-	if err != nil {
-		return nil, err
+	if os.Getenv(sealedtest.Env) != "" {
+		cfg.Form = kvcache.Encrypted
 	}
-	return s, s.Survey(context.Background())
+	s, err := Open(cfg)
+	if err == nil {
+		err = s.Survey(context.Background())
+	}
+	if err != nil || cfg.Form == kvcache.Plain {
+		return s, err
+	}
+	return sealedtest.Wrap(s, nil)
 }
 
 // serve starts a server with a bucket, and waits until it takes objects.
@@ -79,6 +86,9 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 	}
 	defer s.Close()
 	ctx := context.Background()
+	if os.Getenv(sealedtest.Env) != "" {
+		ref = sealedtest.Ref(ref)
+	}
 	path, err := s.path(ctx, ref)
 	if err != nil || path == "" {
 		return errors.Join(err, errors.New("no block"))
@@ -103,6 +113,10 @@ func TestServer(t *testing.T) {
 	t.Run("Suite", func(t *testing.T) {
 		// The server is slow: a crash costs it a second.
 		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Kills: 3})
+	})
+	t.Run("Sealed", func(t *testing.T) {
+		t.Setenv(sealedtest.Env, "1")
+		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Kills: 2})
 	})
 	t.Run("Ranges", func(t *testing.T) { testRanges(t, server.Endpoint) })
 	t.Run("Life", func(t *testing.T) { testLife(t, server.Endpoint) })

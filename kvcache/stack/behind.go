@@ -133,6 +133,8 @@ func (s *Stack) writeOne(t *tier, b kvcache.Found) (why string) {
 			return ""
 		case refused || errors.Is(err, kvcache.ErrNotFound):
 			return "gone"
+		case errors.Is(err, kvcache.ErrNoKey):
+			return "no_key"
 		case errors.Is(err, kvcache.ErrFull):
 			s.cfg.Log.Debug("KV tier is full", "tier", t.Name, "err", err)
 			return "no_room"
