@@ -54,6 +54,8 @@ type Frame struct {
 	data []byte
 	// refused, if any, is told of each refusal of a part.
 	refused func(error)
+	// proven says that the parts were verified, and that nobody can have changed them since.
+	proven bool
 }
 
 // HeaderLen returns how many bytes of a frame come before its payload.
@@ -272,6 +274,10 @@ func (form Form) Decode(b []byte, want Ref) (*Frame, error) {
 	return &Frame{Header: h, data: b}, nil
 }
 
+// Proven makes a frame of bytes whose header is h, and whose parts the caller has verified
+// as they came, in memory that nobody else writes to: they are not verified again.
+func Proven(b []byte, h Header) *Frame { return &Frame{Header: h, data: b, proven: true} }
+
 // PartsOf returns the indices of the parts that hold layers from up to to, of any
 // group, and of those that belong to no layer, without which the others say nothing.
 func (h *Header) PartsOf(from, to int) []int {
@@ -300,14 +306,15 @@ func (h *Header) Check(want Ref) error {
 // Bytes returns the whole frame, for those who store or send it.
 func (f *Frame) Bytes() []byte { return f.data }
 
-// Part returns the bytes of part i after it has verified them, on each call.
+// Part returns the bytes of part i after it has verified them, on each call, unless the
+// frame is Proven.
 func (f *Frame) Part(i int) ([]byte, error) {
 	p := f.Parts[i]
 	if int64(len(f.data)) != f.Total {
 		return nil, ErrClosed // it was lent and given back
 	}
 	b := f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
-	if Sum(b) != p.Sum {
+	if !f.proven && Sum(b) != p.Sum {
 		err := Refuse(ReasonChecksum, "part %d", i)
 		if f.refused != nil {
 			f.refused(err)

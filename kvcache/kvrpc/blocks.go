@@ -55,7 +55,7 @@ func (l *link) put(f *kvcache.Frame) (wanted bool, err error) {
 	if l.body[0] == 0 {
 		return false, nil
 	}
-	if _, err := l.c.Write(f.Bytes()); err != nil {
+	if err := l.write(f.Bytes()); err != nil {
 		return true, err
 	}
 	if h, err = l.answer(); err == nil && (h.body != 0 || h.data != 0) {
@@ -71,24 +71,20 @@ func (c *Client) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error
 		return nil, err
 	}
 	var b []byte
-	_, err = c.read(ctx, ref, func(n int64) (_ []byte, err error) {
+	h, err := c.read(ctx, ref, func(n int64) (_ []byte, err error) {
 		if b != nil {
 			c.memory.give(b) // of a connection that was left
 		}
 		b, err = c.memory.get(ctx, n)
 		return b, err
 	})
-	var f *kvcache.Frame
-	if err == nil {
-		f, err = kvcache.Decode(b, ref)
-	}
 	if err = call.End(err); err != nil {
 		if b != nil {
 			c.memory.give(b)
 		}
 		return nil, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
-	return kvcache.NewLent(f, func() { c.memory.give(b) }, nil), nil
+	return kvcache.NewLent(kvcache.Proven(b, h), func() { c.memory.give(b) }, nil), nil
 }
 
 // Fetch reads a block into room of the caller's own, for which it is asked when the length

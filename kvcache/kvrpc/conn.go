@@ -21,20 +21,27 @@ import (
 // link is one connection of the data channel, on either side, with its memory: one request
 // or answer at a time allocates nothing.
 type link struct {
-	c    net.Conn
-	r    *bufio.Reader
-	head [headLen]byte
-	body []byte // the last that came
-	out  []byte // the next to be sent, behind room for its head
-	vec  [2][]byte
-	bufs net.Buffers
+	c     net.Conn
+	below *wide // below TLS; nil = there is none
+	r     *bufio.Reader
+	head  [headLen]byte
+	body  []byte // the last that came
+	out   []byte // the next to be sent, behind room for its head
+	vec   [2][]byte
+	bufs  net.Buffers
 }
 
 // readAhead is how much is read at once, with a head. What is larger than that goes into
 // its place without a stop.
 const readAhead = 8 << 10
 
-func newLink(c net.Conn) *link { return &link{c: c, r: bufio.NewReaderSize(c, readAhead)} }
+func newLink(c net.Conn) *link {
+	l := &link{c: c, r: bufio.NewReaderSize(c, readAhead)}
+	if t, ok := c.(*tls.Conn); ok {
+		l.below, _ = t.NetConn().(*wide)
+	}
+	return l
+}
 
 // begin begins a message, to whose end its body is appended.
 func (l *link) begin() { l.out = append(l.out[:0], make([]byte, headLen)...) }
@@ -48,13 +55,33 @@ func (l *link) send(what uint8, data []byte) error {
 // push sends the message that was begun and has its head, and data behind it.
 func (l *link) push(data []byte) error {
 	if len(data) == 0 {
-		_, err := l.c.Write(l.out)
-		return err
+		return l.write(l.out)
+	}
+	if l.below != nil {
+		l.below.held = true
+		if _, err := l.c.Write(l.out); err != nil {
+			return err
+		}
+		return l.write(data)
 	}
 	l.vec = [2][]byte{l.out, data}
 	l.bufs = l.vec[:]
 	_, err := l.bufs.WriteTo(l.c)
 	l.vec = [2][]byte{}
+	return err
+}
+
+// write sends bytes.
+func (l *link) write(b []byte) error {
+	if l.below == nil {
+		_, err := l.c.Write(b)
+		return err
+	}
+	l.below.held = true
+	_, err := l.c.Write(b)
+	if err == nil {
+		err = l.below.flush()
+	}
 	return err
 }
 
@@ -207,7 +234,7 @@ func (d *dialer) data(ctx context.Context) (net.Conn, error) {
 	if err != nil || d.TLS == nil {
 		return c, err
 	}
-	t := tls.Client(c, withProtos(d.TLS, d.host, protoData))
+	t := tls.Client(newWide(c), withProtos(d.TLS, d.host, protoData))
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
 		return nil, err

@@ -3,11 +3,13 @@
 package kvrpc
 
 import (
+	"bufio"
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 )
 
@@ -84,5 +86,41 @@ func withProtos(c *tls.Config, host string, protos ...string) *tls.Config {
 	c = c.Clone()
 	c.NextProtos = protos
 	c.ServerName = cmp.Or(c.ServerName, host)
+	// Records begin at their full length: small ones are for pages of the web.
+	c.DynamicRecordSizingDisabled = true
 	return c
+}
+
+// wide is a connection below TLS, which would otherwise ask the kernel twice for each
+// record of 16 KiB, and give it each one alone.
+type wide struct {
+	net.Conn
+	r *bufio.Reader
+	w *bufio.Writer
+	// held says that what is written waits for flush: several records go at once.
+	held bool
+}
+
+// wideBuffer is how much goes to and from the kernel at once.
+const wideBuffer = 128 << 10
+
+func newWide(c net.Conn) *wide {
+	return &wide{Conn: c, r: bufio.NewReaderSize(c, wideBuffer), w: bufio.NewWriterSize(c, wideBuffer)}
+}
+
+// Read implements net.Conn.
+func (w *wide) Read(b []byte) (int, error) { return w.r.Read(b) }
+
+// Write implements net.Conn.
+func (w *wide) Write(b []byte) (int, error) {
+	if w.held {
+		return w.w.Write(b)
+	}
+	return w.Conn.Write(b)
+}
+
+// flush sends what was written since it was held.
+func (w *wide) flush() error {
+	w.held = false
+	return w.w.Flush()
 }

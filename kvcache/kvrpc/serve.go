@@ -151,7 +151,7 @@ func (p *peer) write(data []byte) error {
 			return err
 		}
 		n = min(stride, len(data))
-		if _, err := p.l.c.Write(data[:n]); err != nil {
+		if err := p.l.write(data[:n]); err != nil {
 			return err
 		}
 	}
@@ -205,6 +205,10 @@ func (s *Server) reserve(ref kvcache.Ref, size int64) (Room, error) {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Stall)
 	defer cancel()
+	if l, err := s.store.Get(ctx, ref); err == nil {
+		l.Release()
+		return nil, nil
+	}
 	b, err := s.memory.get(ctx, size)
 	if err != nil {
 		return nil, err
@@ -309,7 +313,7 @@ func (p *peer) tails(c *cursor) error {
 			if err := p.step(); err != nil {
 				return err
 			}
-			if _, err := p.l.c.Write(r.Data); err != nil {
+			if err := p.l.write(r.Data); err != nil {
 				return err
 			}
 		}

@@ -139,7 +139,7 @@ func (s *Server) meet(raw net.Conn) error {
 		return err
 	}
 	if s.cfg.TLS != nil {
-		t := tls.Server(c, withProtos(s.cfg.TLS, "", protoControl, protoData))
+		t := tls.Server(newWide(c), withProtos(s.cfg.TLS, "", protoControl, protoData))
 		if err := t.HandshakeContext(s.ctx); err != nil {
 			return fmt.Errorf("handshake: %w", err)
 		}

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"flag"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,12 +24,8 @@ import (
 // kills is how often the crash tests kill a process.
 var kills = flag.Int("peer-kills", 0, "kill a process that often (default 20)")
 
-// The environment of children: peerEnv makes the test binary a server of the arena in the
-// folder that it names, and certEnv names the folder of the certificates, if there are any.
-const (
-	peerEnv = "KVRPC_TEST"
-	certEnv = "KVRPC_TEST_CERTS"
-)
+// certEnv names the folder of the certificates for children of the suite, if there are any.
+const certEnv = "KVRPC_TEST_CERTS"
 
 // TestMain makes the test binary a child where a test started it as one.
 func TestMain(m *testing.M) {
@@ -201,30 +196,12 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 func TestStore(t *testing.T) {
 	a, _ := testIdentity(t)
 	t.Setenv(certEnv, a.dir)
-	// The answer on this side, and the request on the other, are a record each.
-	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: *kills, Tamper: tamper, AppendAllocates: 2})
+	// The answer on this side is a record, and the request on the other two, each of which
+	// is read in up to two steps.
+	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: *kills, Tamper: tamper, AppendAllocates: 6})
 }
 
 // TestPlainStore runs the parts of it that depend on the channel without TLS.
 func TestPlainStore(t *testing.T) {
 	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: 2, Tamper: tamper})
-}
-
-// serveChild serves the arena that spec says, "LIMIT ADDR DIR", until it is killed.
-func serveChild(spec string) {
-	var dir, addr string
-	var limit int64
-	if _, err := fmt.Sscan(spec, &limit, &addr, &dir); err != nil {
-		panic(err)
-	}
-	server, _, err := certs()
-	if err == nil {
-		var n *node
-		if n, err = startNode(arena.Config{Dir: dir, Limit: limit}, addr, ServerConfig{TLS: server}); err == nil {
-			fmt.Println(n.addr)
-			err = <-n.ended
-		}
-	}
-	fmt.Println("error", err)
-	os.Exit(1)
 }

@@ -48,7 +48,7 @@ type Harness struct {
 	// keep what the change is about. Nil leaves those tests out.
 	Tamper func(dir string, ref kvcache.Ref, change func([]byte) []byte) error
 	// AppendAllocates is how often an append to a tail may allocate: crypto/tls does, for
-	// each record that it reads. 0 is never.
+	// each step in which it reads a record. 0 is never.
 	AppendAllocates float64
 	// Limit is the smallest limit that the store can work with; 0 is 1 MiB.
 	Limit int64

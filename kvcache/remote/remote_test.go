@@ -435,3 +435,51 @@ kvmesh_kv_tier_used_bytes{tier="t"} 5
 		t.Errorf("%d series, %v", n, err)
 	}
 }
+
+// TestAdmit: calls that bound themselves are counted and held back like the others.
+func TestAdmit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := NewOps(OpsConfig{Tier: "t", Timeout: time.Second, PutTimeout: time.Second, Away: 5 * time.Second}, func() int64 { return 0 })
+		do := func(err error) error {
+			begin := time.Now()
+			if err := o.Admit(begin); err != nil {
+				return err
+			}
+			o.Done(err, begin)
+			return nil
+		}
+		for range 5 {
+			for _, err := range []error{kvcache.ErrStale, kvcache.ErrGap, kvcache.ErrFull} {
+				if do(err) != nil {
+					t.Errorf("%v counts against the server", err)
+				}
+			}
+		}
+		for _, err := range []error{os.ErrDeadlineExceeded, errors.New("no"), errors.New("no")} {
+			if do(err) != nil {
+				t.Error("a server that failed less than three times is left alone")
+			}
+		}
+		if err := do(nil); !errors.Is(err, ErrAway) {
+			t.Errorf("a server that failed three times: %v", err)
+		}
+		if st := o.Stats(); st.Late != 2 || st.Failed != 2 {
+			t.Errorf("%d late and %d failed, want 2 and 2", st.Late, st.Failed)
+		}
+		time.Sleep(5 * time.Second)
+		for range 2 {
+			if do(nil) != nil {
+				t.Error("a server that is back is left alone")
+			}
+		}
+		if n := testing.AllocsPerRun(100, func() { _ = do(nil) }); n != 0 {
+			t.Errorf("a call allocates %v times", n)
+		}
+		if _, err := o.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := do(nil); !errors.Is(err, kvcache.ErrClosed) {
+			t.Errorf("after close: %v", err)
+		}
+	})
+}

@@ -1,0 +1,330 @@
+//go:build unix
+
+package kvrpc
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+var (
+	benchRounds = flag.Int("peer-rounds", 3, "BenchmarkChannels takes turns so often")
+	benchTurn   = flag.Duration("peer-turn", 300*time.Millisecond, "time of one turn of BenchmarkChannels")
+	benchOnly   = flag.String("peer-only", "", "BenchmarkChannels leaves out whose name has none of these, divided by commas")
+)
+
+// The parts of the frames: keys and values of 32 layers, as models of 8 billion parameters
+// have them.
+const benchParts = 64
+
+// benchBytes is the working set, so that no contender is served from the processor's cache.
+const benchBytes = 512 << 20
+
+// benchFrames makes blocks of a size, whose total is benchBytes, or 8 of them.
+func benchFrames(b *testing.B, size int) (frames []*kvcache.Frame) {
+	space := kvcache.NewSpace("bench", []byte(strconv.Itoa(size)))
+	payload := bytes.Repeat([]byte("sixteen bytes of"), size/16)
+	for i := range min(64, max(benchBytes/size, 8)) {
+		copy(payload, strconv.Itoa(i))
+		ids := []int32{int32(i)}
+		parts := make([]kvcache.Part, benchParts)
+		for p := range parts {
+			parts[p] = kvcache.Part{Layer: uint16(p / 2), Layers: 1, Size: int64(size / benchParts)}
+		}
+		f, err := kvcache.Encode(nil, kvcache.Meta{Space: space, Parent: space.Root, IDs: ids}, parts, payload)
+		if err != nil {
+			b.Fatal(err)
+		}
+		frames = append(frames, f)
+	}
+	return frames
+}
+
+// contender is one way of moving blocks between two processes.
+type contender struct {
+	name string
+	pid  int // of the other process
+	// put and get move one block; get ends when all of its bytes are in memory of this
+	// process, and verified where the way does that.
+	put, get func(ctx context.Context, f *kvcache.Frame) error
+	// clear makes room for puts of the same blocks; nil = a put replaces.
+	clear func(ctx context.Context, f *kvcache.Frame) error
+}
+
+// sample is what one contender did with blocks of one size.
+type sample struct {
+	speeds []float64 // GB/s, of each turn
+	bytes  float64
+	cpu    time.Duration // of both processes
+}
+
+// middle is the median speed.
+func (s *sample) middle() float64 {
+	slices.Sort(s.speeds)
+	return s.speeds[len(s.speeds)/2]
+}
+
+// perGB is the time of processors in seconds per GB.
+func (s *sample) perGB() float64 { return s.cpu.Seconds() / (s.bytes / 1e9) }
+
+// cpuOf is the time that a process has been on a processor, all of its threads.
+func cpuOf(pid int) (sum time.Duration) {
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended
+		}
+		ns, _, _ := strings.Cut(string(text), " ")
+		n, _ := strconv.ParseInt(ns, 10, 64)
+		sum += time.Duration(n)
+	}
+	return sum
+}
+
+// ownCPU is that of this process.
+func ownCPU() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// turn moves blocks one after the other for a while.
+func (s *sample) turn(b *testing.B, c *contender, frames []*kvcache.Frame, move func(context.Context, *kvcache.Frame) error) {
+	ctx := b.Context()
+	n, end := 0, time.Now().Add(*benchTurn)
+	cpu, begin := ownCPU()+cpuOf(c.pid), time.Now()
+	for i := 0; ; i++ {
+		f := frames[i%len(frames)]
+		if err := move(ctx, f); err != nil {
+			b.Fatalf("%s: %v", c.name, err)
+		}
+		n += len(f.Bytes())
+		if time.Now().After(end) || i == len(frames)-1 && c.clear != nil {
+			break
+		}
+	}
+	took := time.Since(begin)
+	s.cpu += ownCPU() + cpuOf(c.pid) - cpu
+	s.bytes += float64(n)
+	s.speeds = append(s.speeds, float64(n)/1e9/took.Seconds())
+}
+
+// BenchmarkChannels compares, in turns, the ways in which blocks of 1, 8 and 64 MiB get
+// from one process to another over loopback TCP: this package's data channel, without and
+// with TLS; gRPC with a codec that does not copy; a bare socket with the same messages and
+// neither index nor checksums; and go-redis on Redis and on Valkey, and memcached, where
+// they are installed. One caller each.
+func BenchmarkChannels(b *testing.B) {
+	contenders := benchContenders(b)
+	for b.Loop() {
+		for _, size := range []int{1 << 20, 8 << 20, 64 << 20} {
+			frames := benchFrames(b, size)
+			puts, gets := make([]sample, len(contenders)), make([]sample, len(contenders))
+			for range *benchRounds {
+				for i := range contenders {
+					benchTurns(b, &contenders[i], frames, &puts[i], &gets[i])
+				}
+			}
+			benchTable(b, size, contenders, puts, gets)
+		}
+	}
+}
+
+// benchTurns gives a contender its turn: puts, and gets of what was put.
+func benchTurns(b *testing.B, c *contender, frames []*kvcache.Frame, puts, gets *sample) {
+	if c.clear != nil {
+		if err := c.clear(b.Context(), frames[0]); err != nil {
+			b.Fatalf("%s: %v", c.name, err)
+		}
+	}
+	puts.turn(b, c, frames, c.put)
+	for _, f := range frames { // what the turn did not come to
+		if err := c.put(b.Context(), f); err != nil {
+			b.Fatalf("%s: %v", c.name, err)
+		}
+	}
+	reader := *c
+	reader.clear = nil
+	gets.turn(b, &reader, frames, c.get)
+	if c.clear != nil {
+		if err := c.clear(b.Context(), frames[0]); err != nil {
+			b.Fatalf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// benchTable prints what came out, beside the bare socket, which is the first.
+func benchTable(b *testing.B, size int, contenders []contender, puts, gets []sample) {
+	var out strings.Builder
+	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%d MiB\tput GB/s\tof bare\tCPU s/GB\tget GB/s\tof bare\tCPU s/GB\t\n", size>>20)
+	for i, c := range contenders {
+		fmt.Fprintf(w, "%s\t%.2f\t%.0f %%\t%.3f\t%.2f\t%.0f %%\t%.3f\t\n", c.name,
+			puts[i].middle(), 100*puts[i].middle()/puts[0].middle(), puts[i].perGB(),
+			gets[i].middle(), 100*gets[i].middle()/gets[0].middle(), gets[i].perGB())
+	}
+	w.Flush()
+	fmt.Println(out.String()) // b.Log would cut it
+}
+
+// benchContenders starts the other processes.
+func benchContenders(b *testing.B) (list []contender) {
+	wanted := func(name string) bool {
+		return *benchOnly == "" || slices.ContainsFunc(strings.Split(*benchOnly, ","), func(s string) bool { return strings.Contains(name, s) })
+	}
+	_, id := testIdentity(b)
+	for name, start := range map[string]func() contender{
+		"1 bare socket":   func() contender { return bareContender(b) },
+		"2 kvrpc":         func() contender { return peerContender(b, nil) },
+		"3 kvrpc, TLS":    func() contender { return peerContender(b, &id) },
+		"4 gRPC, CodecV2": func() contender { return grpcContender(b) },
+		"5 go-redis, Redis": func() contender {
+			path, _ := exec.LookPath("redis-server")
+			return redisContender(b, path)
+		},
+		"6 go-redis, Valkey": func() contender { return redisContender(b, valkeyPath()) },
+		"7 memcached":        func() contender { return memcachedContender(b) },
+	} {
+		if !wanted(name) && name[0] != '1' {
+			continue
+		}
+		if c := start(); c.pid != 0 {
+			c.name = name
+			list = append(list, c)
+		} else {
+			b.Logf("%s: not installed", name)
+		}
+	}
+	slices.SortFunc(list, func(a, b contender) int { return cmp.Compare(a.name, b.name) })
+	for i := range list {
+		list[i].name = list[i].name[2:]
+	}
+	return list
+}
+
+// peerContender is this package, with an arena on the other side.
+func peerContender(b *testing.B, id *Identity) contender {
+	p := startPeer(b, childSpec{Limit: 2 << 30, Dir: shmDir(b), ID: id, Prefault: true})
+	cfg := Config{Addr: p.addr, Timeout: time.Minute, PutTimeout: time.Minute}
+	if id != nil {
+		cfg.TLS = clientTLS(b, *id)
+	}
+	c := newClient(b, cfg)
+	return contender{
+		pid: p.cmd.Process.Pid, put: c.Put,
+		get: func(ctx context.Context, f *kvcache.Frame) error {
+			l, err := c.Get(ctx, f.Ref)
+			if err != nil {
+				return err
+			}
+			defer l.Release()
+			return l.Verify()
+		},
+		clear: func(ctx context.Context, f *kvcache.Frame) error { return c.Drop(ctx, f.Fingerprint) },
+	}
+}
+
+// bareContender moves messages of the same form, and does nothing else with them.
+func bareContender(b *testing.B) contender {
+	p := startPeer(b, childSpec{Kind: "bare", Dir: shmDir(b)})
+	nc, err := net.Dial("tcp", p.addr)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { nc.Close() })
+	l := newLink(nc)
+	room := make([]byte, 65<<20)
+	request := func(what op, f *kvcache.Frame) (head, error) {
+		l.begin()
+		l.out = appendU64(appendU64(appendRef(l.out, f.Ref), uint64(f.IDs[0])), uint64(f.Total))
+		return l.ask(what, nil)
+	}
+	return contender{
+		pid: p.cmd.Process.Pid,
+		put: func(_ context.Context, f *kvcache.Frame) error {
+			if _, err := request(opPut, f); err != nil {
+				return err
+			}
+			if _, err := l.c.Write(f.Bytes()); err != nil {
+				return err
+			}
+			_, err := l.answer()
+			return err
+		},
+		get: func(_ context.Context, f *kvcache.Frame) error {
+			h, err := request(opGet, f)
+			if err == nil {
+				_, err = io.ReadFull(l.r, room[:h.data])
+			}
+			return err
+		},
+	}
+}
+
+// serveBare is the other side of bareContender: its blocks lie in shared memory, too, one
+// after the other by their token.
+func serveBare(c net.Conn, dir string) error {
+	const size = 1 << 30
+	f, err := os.Create(filepath.Join(dir, "bare"))
+	if err == nil {
+		err = f.Truncate(size)
+	}
+	if err != nil {
+		return err
+	}
+	mem, err := syscall.Mmap(int(f.Fd()), 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	l := newLink(c)
+	for {
+		h, err := l.receive(mostBody)
+		if err != nil {
+			return err
+		}
+		cur := cursor{b: l.body}
+		_ = cur.ref()
+		i, n := cur.size(), cur.size()
+		at := i * (n &^ 0xfffff)
+		if at+n > size {
+			return errors.New("more than there is room for")
+		}
+		block := mem[at : at+n]
+		l.begin()
+		if op(h.what) == opGet {
+			l.out = appendU64(l.out, uint64(n))
+			err = l.send(0, block)
+		} else {
+			l.out = append(l.out, 1)
+			if err = l.send(0, nil); err == nil {
+				_, err = io.ReadFull(l.r, block)
+			}
+			l.begin()
+			if err == nil {
+				err = l.send(0, nil)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
