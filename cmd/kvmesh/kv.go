@@ -35,6 +35,7 @@ keeps it, ls, invalidate and gc ask the node.`,
 		sub.Flags().StringVar(&o.dir, "kv-dir", "", "directory of the KV (default: that of the last 'kvmesh up' of this folder)")
 		outputFlag(sub, &o.output)
 	}
+	c.AddCommand(kvPlanCommand(e)) // which needs no store
 	return c
 }
 

@@ -17,9 +17,9 @@ import (
 func (p *parser) registry(r *Registry, at Place) {
 	if r.Redis != "" {
 		u, err := url.Parse(r.Redis)
-		known := err == nil && slices.Contains([]string{"redis", "rediss", "unix"}, u.Scheme)
+		known := err == nil && slices.Contains([]string{"redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix"}, u.Scheme)
 		if !known || u.Host == "" && u.Scheme != "unix" || u.Path == "" && u.Scheme == "unix" {
-			p.wrong(at, "registry.redis", "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or unix:///PATH")
+			p.wrong(at, "registry.redis", "registry.redis: want redis://HOST:PORT, rediss://HOST:PORT for TLS, redis+sentinel://HOST:PORT/MASTER, or unix:///PATH")
 		}
 	}
 	if r.AddressTemplate != "" && r.Redis == "" {

@@ -142,8 +142,12 @@ func (p *parser) kvRedis(r KVRedis, at Place) {
 	// No message repeats the URL, which may hold a password.
 	u, err := url.Parse(r.URL)
 	switch {
-	case err != nil || u.Host == "" || !slices.Contains([]string{"redis", "rediss"}, u.Scheme):
-		p.wrong(at, path, "%s: want redis://HOST:PORT, or rediss://HOST:PORT for TLS", path)
+	case err != nil || u.Host == "" || !slices.Contains([]string{"redis", "rediss", "redis+sentinel", "rediss+sentinel"}, u.Scheme):
+		p.wrong(at, path, "%s: want redis://HOST:PORT, rediss://HOST:PORT for TLS, or redis+sentinel://HOST:PORT/MASTER", path)
+	case strings.HasSuffix(u.Scheme, "+sentinel") && !r.Single:
+		p.wrong(at, path, "%s: Sentinels watch one server, not a cluster: set kv.tiers.redis.single", path)
+	case u.Query().Has("sentinel_password"):
+		p.wrong(at, path, "%s holds a password: give the URL in KV_REDIS_URL, where nobody reads it", path)
 	case u.User != nil && hasPassword(u.User):
 		p.wrong(at, path, "%s holds a password: give the URL in KV_REDIS_URL, where nobody reads it", path)
 	}

@@ -1,6 +1,23 @@
 // Package redislink connects to a Redis or Valkey server the way the mesh wants it:
 // nothing waits for it longer than a second, nothing is repeated behind the caller's
 // back, and no error or log line ever holds the password of its URL.
+//
+// # URLs
+//
+// What a URL says beside user, host and database stands in its query; in all of them
+//
+//	ca=FILE             authorities of rediss://, PEM, in place of the system's
+//	cert=FILE key=FILE  this client's certificate, PEM
+//
+// and where it is not one server:
+//
+//	redis://H1:P1?addr=H2:P2&addr=…                a node of a cluster, and others
+//	redis+sentinel://H1:P1/MASTER?addr=H2:P2&…     Sentinels, and the name of what they watch
+//	         …&db=N                                its database
+//	         …&sentinel_user=U&sentinel_password=P at the Sentinels; those before the host
+//	                                               are the server's
+//
+// each with rediss in place of redis for TLS, to servers and Sentinels.
 package redislink
 
 import (
@@ -12,6 +29,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,7 +53,7 @@ const timeout = time.Second
 
 // errURL says what a URL must look like. Errors of parsers repeat their input, which
 // may hold a password, so they are not passed on.
-var errURL = errors.New("want redis://HOST:PORT, rediss://HOST:PORT for TLS or unix:///PATH, with USER:PASSWORD@ before the host where the server asks for one and /N after it for a database")
+var errURL = errors.New("want redis://HOST:PORT, rediss://HOST:PORT for TLS, redis+sentinel://HOST:PORT/MASTER or unix:///PATH, with USER:PASSWORD@ before the host where the server asks for one and /N after it for a database")
 
 // Config says how to connect.
 type Config struct {
@@ -51,7 +69,10 @@ type Config struct {
 
 // Validate reports a URL that cannot be connected to.
 func (c Config) Validate() error {
-	_, err := c.options()
+	client, err := Open(c)
+	if err == nil {
+		err = client.Close() // it has not connected
+	}
 	return err
 }
 
@@ -69,6 +90,13 @@ func (c Config) Shown() string {
 // Open makes a client. It does not connect: that happens with the first command, and
 // again with each one while there is no connection. The caller closes it.
 func Open(c Config) (*redis.Client, error) {
+	if strings.Contains(c.URL, sentinelScheme) {
+		opts, err := c.sentinel()
+		if err != nil {
+			return nil, err
+		}
+		return redis.NewFailoverClient(opts), nil
+	}
 	opts, err := c.options()
 	if err != nil {
 		return nil, err
@@ -85,8 +113,12 @@ func named(text string) bool {
 
 // options checks the URL and adds the mesh's own settings.
 func (c Config) options() (*redis.Options, error) {
-	opts, err := redis.ParseURL(c.URL)
-	if err != nil || !named(c.URL) {
+	text, files, err := c.files()
+	if err != nil {
+		return nil, err
+	}
+	opts, err := redis.ParseURL(text)
+	if err != nil || !named(text) {
 		return nil, errURL
 	}
 	limit := cmp.Or(c.Timeout, timeout)
@@ -96,16 +128,52 @@ func (c Config) options() (*redis.Options, error) {
 	// Old servers and proxies answer these extras with errors.
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	if opts.TLSConfig != nil && c.TrustedCA != "" {
-		pem, err := os.ReadFile(c.TrustedCA)
-		if err != nil {
-			return nil, fmt.Errorf("authorities of Redis: %w", err)
-		}
-		opts.TLSConfig.RootCAs = x509.NewCertPool()
-		if !opts.TLSConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("authorities of Redis: %s holds no certificate", c.TrustedCA)
-		}
-		opts.TLSConfig.MinVersion = tls.VersionTLS12
+	if opts.TLSConfig != nil {
+		err = files.use(opts.TLSConfig)
+	} else if files.cert != "" || files.key != "" {
+		err = errors.New("Redis: a certificate of this client needs rediss://")
 	}
-	return opts, nil
+	return opts, err
+}
+
+// tlsFiles are the files of a TLS connection.
+type tlsFiles struct{ ca, cert, key string }
+
+// files takes the names of files out of the URL.
+func (c Config) files() (rest string, f tlsFiles, err error) {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return "", f, errURL
+	}
+	query := u.Query()
+	f = tlsFiles{ca: cmp.Or(query.Get("ca"), c.TrustedCA), cert: query.Get("cert"), key: query.Get("key")}
+	for _, name := range []string{"ca", "cert", "key"} {
+		query.Del(name)
+	}
+	u.RawQuery = query.Encode()
+	return u.String(), f, nil
+}
+
+// use reads the files.
+func (f tlsFiles) use(to *tls.Config) error {
+	to.MinVersion = tls.VersionTLS12
+	if f.ca != "" {
+		pem, err := os.ReadFile(f.ca)
+		if err != nil {
+			return fmt.Errorf("authorities of Redis: %w", err)
+		}
+		to.RootCAs = x509.NewCertPool()
+		if !to.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("authorities of Redis: %s holds no certificate", f.ca)
+		}
+	}
+	if f.cert == "" && f.key == "" {
+		return nil
+	}
+	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
+	if err != nil {
+		return fmt.Errorf("certificate for Redis, of cert=%s and key=%s: %w", f.cert, f.key, err)
+	}
+	to.Certificates = []tls.Certificate{pair}
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -187,5 +188,77 @@ func await(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("no %s", what)
 		case <-time.After(20 * time.Millisecond):
 		}
+	}
+}
+
+// TestSecured: the tier works for a user whose ACL has its prefix and no more, by TLS with a
+// client's certificate, on a real server.
+func TestSecured(t *testing.T) {
+	cert, key := redistest.Certificate(t)
+	_, addr := redistest.StartTLS(t, cert, key, "--user", "kv", "on", ">secret", "~kvmesh:*", "+@read", "+@write", "+@scripting", "+@connection", "+time", "-@dangerous")
+	files := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
+	s := newStore(t, Config{
+		Redis: redislink.Config{URL: "rediss://kv:secret@" + addr + "?" + files.Encode()}, Single: true, PartSize: 10_000, Limit: 100_000,
+		Timeout: 20 * time.Second, PutTimeout: 20 * time.Second,
+	})
+	space := kvcache.NewSpace("m", nil)
+	var last *kvcache.Frame
+	for i := range int32(10) { // more than the limit
+		last = sealed(t, space, space.Root, []int32{i}, 25_000)
+		if err := s.Put(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := s.Longest(t.Context(), kvcache.Query{Space: space, IDs: last.IDs})
+	if err != nil || len(m.Blocks) != 1 || s.Stats().Evictions == 0 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	l, err := s.Get(t.Context(), last.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Release()
+	if err := s.Drop(t.Context(), space.Fingerprint); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFailover: after the death of the master that a real Sentinel watches, blocks are kept
+// again, and what the replica had is found.
+func TestFailover(t *testing.T) {
+	w := redistest.StartSentinel(t, time.Second)
+	s := newStore(t, Config{
+		Redis: redislink.Config{URL: w.URL()}, Single: true, Away: 50 * time.Millisecond, Timeout: 20 * time.Second, PutTimeout: 20 * time.Second,
+	})
+	space := kvcache.NewSpace("m", nil)
+	before, after := sealed(t, space, space.Root, []int32{1}, 1000), sealed(t, space, space.Root, []int32{2}, 1000)
+	if err := s.Put(t.Context(), before); err != nil {
+		t.Fatal(err)
+	}
+	// The replica has the block when it has acknowledged.
+	conn := w.Master.Client.Conn()
+	defer conn.Close()
+	if err := conn.Set(t.Context(), "last", 1, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := conn.Wait(t.Context(), 1, 0).Result(); err != nil || n != 1 {
+		t.Fatalf("%d replicas, %v", n, err)
+	}
+	w.Master.Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for s.Put(ctx, after) != nil {
+		select {
+		case <-ctx.Done():
+			t.Fatal("nothing was kept after the master's death")
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	for _, f := range []*kvcache.Frame{before, after} {
+		l, err := s.Get(t.Context(), f.Ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Release()
 	}
 }

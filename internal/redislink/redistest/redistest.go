@@ -103,7 +103,13 @@ func (s *Server) Start() {
 		s.t.Fatal(err)
 	}
 	args := append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)
-	s.cmd = exec.Command(s.path, args...)
+	s.run(exec.Command(s.path, args...))
+}
+
+// run starts a process and returns when it listens.
+func (s *Server) run(cmd *exec.Cmd) {
+	s.t.Helper()
+	s.cmd = cmd
 	s.cmd.Stdout, s.cmd.Stderr = s.t.Output(), s.t.Output()
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
