@@ -28,6 +28,7 @@ import (
 var (
 	benchRounds = flag.Int("peer-rounds", 3, "BenchmarkChannels takes turns so often")
 	benchTurn   = flag.Duration("peer-turn", 300*time.Millisecond, "time of one turn of BenchmarkChannels")
+	benchSizes  = flag.String("peer-sizes", "1,8,64", "lengths of the blocks of BenchmarkChannels in MiB")
 	benchOnly   = flag.String("peer-only", "", "BenchmarkChannels leaves out whose name has none of these, divided by commas")
 )
 
@@ -38,11 +39,11 @@ const benchParts = 64
 // benchBytes is the working set, so that no contender is served from the processor's cache.
 const benchBytes = 512 << 20
 
-// benchFrames makes blocks of a size, whose total is benchBytes, or 8 of them.
+// benchFrames makes blocks of a size, whose total is benchBytes.
 func benchFrames(b *testing.B, size int) (frames []*kvcache.Frame) {
 	space := kvcache.NewSpace("bench", []byte(strconv.Itoa(size)))
 	payload := bytes.Repeat([]byte("sixteen bytes of"), size/16)
-	for i := range min(64, max(benchBytes/size, 8)) {
+	for i := range benchBytes / size {
 		copy(payload, strconv.Itoa(i))
 		ids := []int32{int32(i)}
 		parts := make([]kvcache.Part, benchParts)
@@ -136,11 +137,20 @@ func (s *sample) turn(b *testing.B, c *contender, frames []*kvcache.Frame, move 
 func BenchmarkChannels(b *testing.B) {
 	contenders := benchContenders(b)
 	for b.Loop() {
-		for _, size := range []int{1 << 20, 8 << 20, 64 << 20} {
+		for text := range strings.SplitSeq(*benchSizes, ",") {
+			size, err := strconv.Atoi(text)
+			if err != nil {
+				b.Fatal(err)
+			}
+			size <<= 20
 			frames := benchFrames(b, size)
 			puts, gets := make([]sample, len(contenders)), make([]sample, len(contenders))
-			for range *benchRounds {
+			for round := range *benchRounds + 1 {
 				for i := range contenders {
+					if round == 0 { // for warmth; it does not count
+						benchTurns(b, &contenders[i], frames, &sample{}, &sample{})
+						continue
+					}
 					benchTurns(b, &contenders[i], frames, &puts[i], &gets[i])
 				}
 			}
