@@ -77,6 +77,6 @@
 // # Patience
 //
 // Every call ends at its context, or at the time in Config. Calls may be repeated: a
-// connection that was left behind by a peer that has gone is replaced once. A peer that
+// connection that was left behind by a peer that has gone is replaced. A peer that
 // failed several calls in a row is left alone for a while (remote.ErrAway).
 package kvrpc
