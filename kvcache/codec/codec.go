@@ -77,10 +77,12 @@ type plan struct {
 	codes    int  // offset of the codes
 	row      int  // bytes of a row of codes
 	total    int
+	kernels  bool // where the processor has them
 }
 
 // layOut computes the offsets.
 func (p *plan) layOut() {
+	p.kernels = p.Elem == F16 && hasKernels()
 	p.params = align8(headerLen + p.Prefix)
 	n := p.Rows * groups(p.Cols)
 	if p.channels {
@@ -137,19 +139,21 @@ func Append(dst []byte, c kvcache.Codec, s Shape, part []byte) ([]byte, error) {
 	}
 	n := len(dst)
 	out := slices.Grow(dst, p.total)[:n+p.total]
-	b := out[n:]
+	if err = p.encode(out[n:], part); err != nil {
+		return dst, fmt.Errorf("encode a part: %w", err)
+	}
+	return out, nil
+}
+
+// encode writes all of an encoded part to b, which is as long as it.
+func (p *plan) encode(b, part []byte) error {
 	clear(b[:p.codes])
 	p.putHeader(b)
 	copy(b[headerLen:], part[:p.Prefix])
 	if p.channels {
-		err = p.encodeChannels(b, part[p.Prefix:])
-	} else {
-		err = p.encodeTokens(b, part[p.Prefix:])
+		return p.encodeChannels(b, part[p.Prefix:])
 	}
-	if err != nil {
-		return dst, fmt.Errorf("encode a part: %w", err)
-	}
-	return out, nil
+	return p.encodeTokens(b, part[p.Prefix:])
 }
 
 // AppendDecoded decodes a part and appends what the engine wrote, but for the loss,
@@ -165,13 +169,18 @@ func AppendDecoded(dst []byte, c kvcache.Codec, part []byte) ([]byte, error) {
 	}
 	n := len(dst)
 	out := slices.Grow(dst, p.Len())[:n+p.Len()]
-	copy(out[n:], part[headerLen:headerLen+p.Prefix])
-	if p.channels {
-		p.decodeChannels(out[n+p.Prefix:], part)
-	} else {
-		p.decodeTokens(out[n+p.Prefix:], part)
-	}
+	p.decode(out[n:], part)
 	return out, nil
+}
+
+// decode writes all that an encoded part decodes to to out, which is as long as it.
+func (p *plan) decode(out, part []byte) {
+	copy(out, part[headerLen:headerLen+p.Prefix])
+	if p.channels {
+		p.decodeChannels(out[p.Prefix:], part)
+	} else {
+		p.decodeTokens(out[p.Prefix:], part)
+	}
 }
 
 // DecodedLen is the length in bytes that AppendDecoded adds, or its error.

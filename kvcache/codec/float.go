@@ -112,6 +112,13 @@ func (e Elem) value(b []byte) float32 {
 // levels above it, such that all of them are in reach, and writes them. It returns
 // them as a reader has them; false = they would not be finite.
 func (e Elem) steps(stepAt, leastAt []byte, lo, hi, levels float32) (step, least float32, ok bool) {
+	// Of two zeros it is chance which one is found to be least or largest: it is 0.
+	if lo == 0 {
+		lo = 0
+	}
+	if hi == 0 {
+		hi = 0
+	}
 	if e == F16 {
 		l := halfBelow(lo)
 		least = fromHalf(l)
@@ -128,22 +135,6 @@ func (e Elem) steps(stepAt, leastAt []byte, lo, hi, levels float32) (step, least
 	binary.LittleEndian.PutUint32(leastAt, math.Float32bits(least))
 	binary.LittleEndian.PutUint32(stepAt, math.Float32bits(step))
 	return step, least, true
-}
-
-// rotate transforms each run of width numbers by the Hadamard matrix, scaled so that
-// it is its own inverse. The length of v is a multiple of width.
-func rotate(v []float32, width int) {
-	if width == 1 {
-		return
-	}
-	scale := float32(1 / math.Sqrt(float64(width)))
-	for len(v) > 0 {
-		butterflies(v[:width])
-		for i := range width {
-			v[i] *= scale
-		}
-		v = v[width:]
-	}
 }
 
 // butterflies does the transform's sums and differences, two stages at a time.

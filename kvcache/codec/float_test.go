@@ -84,9 +84,10 @@ func TestRounding(t *testing.T) {
 // one place over all.
 func TestRotate(t *testing.T) {
 	for width := 1; width <= maxWidth; width *= 2 {
+		p := plan{width: width}
 		v := make([]float32, 2*width)
 		v[width] = 1
-		rotate(v, width)
+		p.rotate(v)
 		for i, x := range v {
 			want := 0.0
 			if i >= width {
@@ -101,8 +102,8 @@ func TestRotate(t *testing.T) {
 			v[i] = rnd.Float32() - 0.5
 		}
 		was := append([]float32(nil), v...)
-		rotate(v, width)
-		rotate(v, width)
+		p.rotate(v)
+		p.rotate(v)
 		for i := range v {
 			if math.Abs(float64(v[i]-was[i])) > 1e-5 {
 				t.Fatalf("width %d: %v comes back as %v", width, was[i], v[i])

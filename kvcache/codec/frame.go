@@ -1,6 +1,8 @@
 package codec
 
 import (
+	"slices"
+
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
@@ -37,6 +39,7 @@ func Pack(dst []byte, c kvcache.Codec, parts []kvcache.Part, payload []byte, sha
 // is a *kvcache.Refusal.
 func Payload(dst []byte, f *kvcache.Frame) ([]byte, error) {
 	n := len(dst)
+	dst = slices.Grow(dst, decodedLen(f))
 	for i, p := range f.Parts {
 		b, err := f.Part(i)
 		if err == nil {
@@ -47,4 +50,20 @@ func Payload(dst []byte, f *kvcache.Frame) ([]byte, error) {
 		}
 	}
 	return dst, nil
+}
+
+// decodedLen is the length in bytes of a frame's payload by the headers of its parts,
+// which nobody has verified yet: at most sixteen times that of the frame.
+func decodedLen(f *kvcache.Frame) (n int) {
+	b := f.Bytes()
+	for _, p := range f.Parts {
+		if p.Offset+p.Size > int64(len(b)) {
+			return 0 // it was given back
+		}
+		// What is refused here is refused again, with its reason, when it is decoded.
+		if size, err := DecodedLen(p.Codec, b[p.Offset:p.Offset+p.Size]); err == nil {
+			n += size
+		}
+	}
+	return n
 }

@@ -23,7 +23,7 @@ func (p *plan) encodeChannels(b, m []byte) error {
 		for c0 := 0; c0 < p.Cols; c0 += group {
 			cols := min(group, p.Cols-c0)
 			for r := range rows {
-				if bad := p.Elem.load(t[r][:cols], m[((r0+r)*p.Cols+c0)*size:]); bad >= 0 {
+				if bad := p.load(t[r][:cols], m[((r0+r)*p.Cols+c0)*size:]); bad >= 0 {
 					return notFinite(r0+r, c0+bad)
 				}
 			}
@@ -42,29 +42,18 @@ func (p *plan) encodeTile(t *tile, rows, cols int, params, codes []byte) int {
 	size, levels := p.Elem.size(), p.levels()
 	lo, hi := t[0], t[0]
 	for r := 1; r < rows; r++ {
-		for c, x := range t[r][:cols] {
-			if x < lo[c] {
-				lo[c] = x
-			}
-			if x > hi[c] {
-				hi[c] = x
-			}
-		}
+		p.widen(lo[:], hi[:], t[r][:cols])
 	}
-	var inv [group]float32
+	k := scales{mask: maskEach}
 	for c := range cols {
 		step, least, ok := p.Elem.steps(params[c*size:], params[(p.Cols+c)*size:], lo[c], hi[c], levels)
 		if !ok {
 			return c
 		}
-		lo[c], inv[c] = least, inverse(step)
+		k.least[c], k.factor[c] = least, inverse(step)
 	}
 	for r := range rows {
-		row := t[r][:cols]
-		for c, x := range row {
-			row[c] = (x-lo[c])*inv[c] + 0.5
-		}
-		p.pack(codes[r*p.row:], row)
+		p.quantize(codes[r*p.row:], t[r][:cols], &k)
 	}
 	return -1
 }
@@ -115,7 +104,8 @@ func (p *plan) unpack(v []float32, src []byte) {
 
 // decodeChannels is the inverse of encodeChannels.
 func (p *plan) decodeChannels(m, b []byte) {
-	var step, least, v [group]float32
+	var x [group]float32
+	k := scales{mask: maskEach}
 	size := p.Elem.size()
 	for r0 := 0; r0 < p.Rows; r0 += group {
 		params := p.params + 2*p.Cols*size*(r0/group)
@@ -123,16 +113,11 @@ func (p *plan) decodeChannels(m, b []byte) {
 			cols := min(group, p.Cols-c0)
 			for c := range cols {
 				at := params + (c0+c)*size
-				step[c], least[c] = p.Elem.value(b[at:]), p.Elem.value(b[at+p.Cols*size:])
+				k.factor[c], k.least[c] = p.Elem.value(b[at:]), p.Elem.value(b[at+p.Cols*size:])
 			}
 			for r := r0; r < min(r0+group, p.Rows); r++ {
-				x := v[:cols]
-				p.unpack(x, b[p.codes+r*p.row+c0*p.bits/8:])
-				for c := range x {
-					// The product is rounded before the sum, on every processor alike.
-					x[c] = float32(x[c]*step[c]) + least[c]
-				}
-				p.Elem.store(m[(r*p.Cols+c0)*size:], x)
+				p.dequantize(x[:cols], b[p.codes+r*p.row+c0*p.bits/8:], &k)
+				p.store(m[(r*p.Cols+c0)*size:], x[:cols])
 			}
 		}
 	}
@@ -141,21 +126,26 @@ func (p *plan) decodeChannels(m, b []byte) {
 // encodeTokens encodes with groups of one token, after the transform.
 func (p *plan) encodeTokens(b, m []byte) error {
 	var room [maxWidth]float32
+	var k scales
 	size := p.Elem.size()
 	for r := range p.Rows {
 		for c0 := 0; c0 < p.Cols; c0 += maxWidth {
-			v := room[:min(maxWidth, p.Cols-c0)]
-			if bad := p.Elem.load(v, m[(r*p.Cols+c0)*size:]); bad >= 0 {
+			x := room[:min(maxWidth, p.Cols-c0)]
+			if bad := p.load(x, m[(r*p.Cols+c0)*size:]); bad >= 0 {
 				return notFinite(r, c0+bad)
 			}
-			rotate(v, p.width)
+			p.rotate(x)
 			at := p.params + 2*size*(r*groups(p.Cols)+c0/group)
 			codes := b[p.codes+r*p.row+c0*p.bits/8:]
-			for g := 0; g < len(v); g += group {
-				w := v[g:min(g+group, len(v))]
-				if !p.encodeGroup(b[at:], codes[g*p.bits/8:], w) {
+			for g := 0; g < len(x); g += group {
+				y := x[g:min(g+group, len(x))]
+				lo, hi := p.span(y)
+				step, least, ok := p.Elem.steps(b[at:], b[at+size:], lo, hi, p.levels())
+				if !ok {
 					return notFinite(r, c0+g)
 				}
+				k.one(least, inverse(step))
+				p.quantize(codes[g*p.bits/8:], y, &k)
 				at += 2 * size
 			}
 		}
@@ -163,48 +153,23 @@ func (p *plan) encodeTokens(b, m []byte) error {
 	return nil
 }
 
-// encodeGroup writes one group; false = it is too large.
-func (p *plan) encodeGroup(params, codes []byte, v []float32) bool {
-	lo, hi := v[0], v[0]
-	for _, x := range v {
-		if x < lo {
-			lo = x
-		}
-		if x > hi {
-			hi = x
-		}
-	}
-	step, least, ok := p.Elem.steps(params, params[p.Elem.size():], lo, hi, p.levels())
-	if !ok {
-		return false
-	}
-	inv := inverse(step)
-	for i, x := range v {
-		v[i] = (x-least)*inv + 0.5
-	}
-	p.pack(codes, v)
-	return true
-}
-
 // decodeTokens is the inverse of encodeTokens.
 func (p *plan) decodeTokens(m, b []byte) {
 	var room [maxWidth]float32
+	var k scales
 	size := p.Elem.size()
 	for r := range p.Rows {
 		for c0 := 0; c0 < p.Cols; c0 += maxWidth {
-			v := room[:min(maxWidth, p.Cols-c0)]
-			p.unpack(v, b[p.codes+r*p.row+c0*p.bits/8:])
+			x := room[:min(maxWidth, p.Cols-c0)]
 			at := p.params + 2*size*(r*groups(p.Cols)+c0/group)
-			for g := 0; g < len(v); g += group {
-				step, least := p.Elem.value(b[at:]), p.Elem.value(b[at+size:])
-				w := v[g:min(g+group, len(v))]
-				for i := range w {
-					w[i] = float32(w[i]*step) + least
-				}
+			codes := b[p.codes+r*p.row+c0*p.bits/8:]
+			for g := 0; g < len(x); g += group {
+				k.one(p.Elem.value(b[at+size:]), p.Elem.value(b[at:]))
+				p.dequantize(x[g:min(g+group, len(x))], codes[g*p.bits/8:], &k)
 				at += 2 * size
 			}
-			rotate(v, p.width)
-			p.Elem.store(m[(r*p.Cols+c0)*size:], v)
+			p.rotate(x)
+			p.store(m[(r*p.Cols+c0)*size:], x)
 		}
 	}
 }
