@@ -96,8 +96,9 @@ type modelLister interface {
 	Models(context.Context) ([]dirstore.Model, error)
 }
 
-// sweeper removes what is old, and makes room.
+// sweeper removes what is old, or a tenant's, and makes room.
 type sweeper interface {
+	tenantEraser
 	Sweep(context.Context, time.Time) error
 	MakeRoom(context.Context) error
 }
@@ -109,7 +110,7 @@ func (o *kvStore) openAny() (s kvSurvey, js bool, err error) {
 	}
 	if !isKVNode(o.dir) {
 		s, err := o.openDir()
-		return s, js, err
+		return dirSurvey{s}, js, err
 	}
 	c, err := kvnode.Open(o.dir)
 	if err != nil {
@@ -221,14 +222,21 @@ type progress struct {
 }
 
 // step counts one more at a time.
-func (p *progress) step(now time.Time) {
-	p.done++
+func (p *progress) step(now time.Time) { p.at(p.done+1, now) }
+
+// at says that so many are done.
+func (p *progress) at(done int, now time.Time) {
+	p.done = done
 	if p.next.IsZero() {
 		p.next = now.Add(time.Second)
 	}
 	if now.After(p.next) {
 		p.next = now.Add(time.Second)
-		fmt.Fprintf(p.e.stderr, "%s %d of about %d\n", p.what, p.done, p.total)
+		about := ""
+		if p.total > 0 {
+			about = fmt.Sprintf(" of about %d", p.total)
+		}
+		fmt.Fprintf(p.e.stderr, "%s %d%s\n", p.what, p.done, about)
 	}
 }
 

@@ -9,19 +9,29 @@ import (
 )
 
 func kvInvalidateCommand(o *kvStore) *cobra.Command {
-	var name, fingerprint string
+	var name, fingerprint, tenant string
 	var dryRun bool
 	c := &cobra.Command{
-		Use:   "invalidate (--model NAME | --fingerprint FP)",
-		Short: "Drop the KV of a model: refused at once, its bytes free",
+		Use:   "invalidate (--model NAME | --fingerprint FP | --tenant T)",
+		Short: "Drop the KV of a model, or erase that of a tenant",
 		Long: `Invalidate drops all blocks and tails of a model, or of one fingerprint, of all
 tenants. From then on no look-up finds them, and running streams of the model keep
 nothing more in their tails. A worker that still runs with it begins anew with
-the blocks it computes from now on: stop it first if those are not wanted.`,
-		Example: "  kvmesh kv invalidate --model gemma-3-270m\n  kvmesh kv invalidate --fingerprint 6f74ab7a8555b747 --dry-run",
+the blocks it computes from now on: stop it first if those are not wanted.
+
+With --tenant it erases what there is of one tenant, the cache_salt of its requests, of
+all models: blocks and tails, in the memory and, by the node, in its tiers. What is
+computed for the tenant meanwhile may stay.`,
+		Example: "  kvmesh kv invalidate --model gemma-3-270m\n  kvmesh kv invalidate --fingerprint 6f74ab7a8555b747 --dry-run\n  kvmesh kv invalidate --tenant acme -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
+			if tenant != "" {
+				if name != "" || fingerprint != "" || dryRun {
+					return usagef("--tenant stands alone: no --model, --fingerprint or --dry-run")
+				}
+				return eraseTenantKV(c.Context(), o, tenant)
+			}
 			if name == "" && fingerprint == "" {
-				return usagef("invalidate what? give --model or --fingerprint")
+				return usagef("invalidate what? give --model, --fingerprint or --tenant")
 			}
 			s, js, err := o.openAny()
 			if err != nil {
@@ -57,6 +67,7 @@ the blocks it computes from now on: stop it first if those are not wanted.`,
 	}
 	c.Flags().StringVar(&name, "model", "", "name under which the model is served; all its fingerprints")
 	c.Flags().StringVar(&fingerprint, "fingerprint", "", "fingerprint, or at least 8 digits that begin only one")
+	c.Flags().StringVar(&tenant, "tenant", "", "tenant whose KV is erased, of all models")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be dropped and drop nothing")
 	return c
 }

@@ -50,6 +50,8 @@ give the rates of your engine.`,
 	return c
 }
 
+// planKV reads the metadata and prints the plan. Zeros that somebody gave are mistakes, since
+// they would be taken for defaults.
 func planKV(e *env, o kvPlanOptions) error {
 	js, err := asJSON(o.output)
 	if err != nil {
@@ -79,7 +81,9 @@ func planKV(e *env, o kvPlanOptions) error {
 // mostConfig bounds a config.json.
 const mostConfig = 16 << 20
 
-// readShape reads the metadata of a model.
+// readShape reads the metadata of a model. Which of the two forms a file has is told by its
+// first four bytes and not by its name, since models are often stored under a hash. Of a
+// GGUF file no more than the header is read, however large it is.
 func readShape(path string) (s kvplan.Shape, err error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, "config.json")
@@ -109,7 +113,8 @@ func readShape(path string) (s kvplan.Shape, err error) {
 	return s, nil
 }
 
-// printKVPlan prints a plan for people.
+// printKVPlan prints a plan for people: one line for each thing to be bought or set, with
+// the flag that sets it where there is one, and then what the metadata left open.
 func printKVPlan(w io.Writer, p kvplan.Plan) {
 	c := p.Config
 	fmt.Fprintf(w, "model        %s: %s a token as the engine has it, %s stored as %s\n", dash(p.Shape.Arch), amount(float64(p.TokenBytes)), amount(p.StoredTokenBytes), p.Codec)
@@ -128,7 +133,8 @@ func printKVPlan(w io.Writer, p kvplan.Plan) {
 	}
 }
 
-// amount writes bytes for people, in binary units.
+// amount writes bytes for people, in binary units and four digits: a plan is no more exact
+// than the rates that it was made of.
 func amount(n float64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	i := 0

@@ -19,11 +19,11 @@ import (
 // kvScripts are the commands with which scripts make a KV store and spoil it.
 func kvScripts() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		// kvfill DIR MODEL BLOCKS: blocks of two tokens and 1000 bytes, and a tail.
+		// kvfill DIR MODEL BLOCKS [TENANT]: blocks of two tokens and 1000 bytes, and a tail.
 		"kvfill": func(ts *testscript.TestScript, _ bool, args []string) {
 			n, err := strconv.Atoi(args[2])
 			ts.Check(err)
-			ts.Check(fillStore(ts.MkAbs(args[0]), args[1], n))
+			ts.Check(fillStore(ts.MkAbs(args[0]), args[1], n, strings.Join(args[3:], "")))
 		},
 		// kvspoil DIR: flip a bit in the payload of one block.
 		"kvspoil": func(ts *testscript.TestScript, _ bool, args []string) {
@@ -32,14 +32,14 @@ func kvScripts() map[string]func(*testscript.TestScript, bool, []string) {
 	}
 }
 
-// fillStore puts a chain of blocks of a model and a tail into a store.
-func fillStore(dir, model string, n int) error {
+// fillStore puts a chain of blocks of a model and a tenant and a tail into a store.
+func fillStore(dir, model string, n int, tenant string) error {
 	s, err := dirstore.Open(dirstore.Config{Dir: dir})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	ctx, space := context.Background(), kvcache.NewSpace(model+" weights", nil)
+	ctx, space := context.Background(), kvcache.NewSpace(model+" weights", []byte(tenant))
 	if model != "-" {
 		if err := s.Label(ctx, space.Fingerprint, kvcache.Label{Model: model, Text: model + " weights"}); err != nil {
 			return err
@@ -56,7 +56,7 @@ func fillStore(dir, model string, n int) error {
 		}
 		parent = f.Key
 	}
-	w, err := s.OpenTail(ctx, kvcache.TailSpec{Space: space, Stream: model, Parent: parent, First: 2 * n})
+	w, err := s.OpenTail(ctx, kvcache.TailSpec{Space: space, Stream: model + tenant, Parent: parent, First: 2 * n})
 	if err != nil {
 		return err
 	}

@@ -98,7 +98,9 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 			return err
 		}
 	}
-	group.Go(func() error { return kvnode.NewServer(kvnode.ServerConfig{Store: store, Below: below, Log: e.log}).Serve(ctx, l) })
+	group.Go(func() error {
+		return kvnode.NewServer(kvnode.ServerConfig{Store: store, Below: below, Log: e.log}).Serve(ctx, l)
+	})
 	if o.metrics != "" {
 		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}

@@ -61,6 +61,8 @@
 //	19 tails     within:8 space choice:4, and the stream's id  →  as read, with what other
 //	             hosts have, for which the node has so many nanoseconds
 //	20 name      tail:8, and as open: what the tail was opened as, or is since a rotation
+//	21 erase     the tenant's name  →  JSON: how far the erasure is, which the first begins;
+//	             it is asked for again until it is done
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes. Tails and name are for one that

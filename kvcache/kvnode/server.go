@@ -65,6 +65,8 @@ type Server struct {
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 	done  sync.WaitGroup
+
+	erasures erasures
 }
 
 // offered is how many blocks a new server offers to the tiers below it.
@@ -294,6 +296,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 			return nil, err
 		}
 		return json.Marshal(models)
+	case opErase:
+		return p.s.erase(ctx, string(c.rest()))
 	case opRoom:
 		if limit := c.u64(); !c.bad {
 			err = errors.Join(st.Sweep(ctx, time.Now()), st.MakeRoom(ctx, int64(limit)))

@@ -47,6 +47,7 @@ const (
 	opPublish
 	opTails
 	opName
+	opErase
 )
 
 // status is how an operation ended.

@@ -132,3 +132,15 @@ func (l *later) Close() error {
 	}
 	return s.Close()
 }
+
+// EraseTenant implements kvcache.Eraser, for stores that can.
+func (l *later) EraseTenant(ctx context.Context, e kvcache.Erasure) (int, error) {
+	s, err := l.open()
+	if err != nil {
+		return 0, err
+	}
+	if n, ok := s.(kvcache.Eraser); ok {
+		return n.EraseTenant(ctx, e)
+	}
+	return 0, errors.New("the store cannot erase a tenant's blocks")
+}
