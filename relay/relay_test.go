@@ -129,6 +129,7 @@ func streamMisbehaviours() []misbehaviour {
 		{"error first", func(w http.ResponseWriter) {
 			send(w, "data: {\"error\":{\"message\":\"out of memory\",\"code\":500}}\n\n", done)
 		}, resultStatus, 500, "", "out of memory"},
+		{"given up at once", func(w http.ResponseWriter) { send(w, token("", "abort"), done) }, resultBroken, 502, "", "broke off"},
 		{"endless event", func(w http.ResponseWriter) { send(w, "data: "+strings.Repeat("x", 300)) }, resultBroken, 502, "", "broke off"},
 	}
 }
@@ -270,6 +271,10 @@ func TestTruncated(t *testing.T) {
 		{"clean end", func(w http.ResponseWriter) { send(w, a, b) }, a + b},
 		{"clean end inside an event", func(w http.ResponseWriter) { send(w, a, b[:len(b)-1]) }, a},
 		{"done without finish", func(w http.ResponseWriter) { send(w, a, done) }, a},
+		{"given up", func(w http.ResponseWriter) { send(w, a, b, token("", "abort"), done) }, a + b},
+		{"an empty reason", func(w http.ResponseWriter) {
+			send(w, strings.Replace(a, `"finish_reason":null`, `"finish_reason":""`, 1))
+		}, strings.Replace(a, `"finish_reason":null`, `"finish_reason":""`, 1)},
 		{"too large an event", func(w http.ResponseWriter) { send(w, a, "data: "+strings.Repeat("x", 300)+"\n\n", done) }, a},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

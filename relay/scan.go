@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
 // span is a range of bytes of an event's data; to 0 is none.
@@ -23,6 +25,7 @@ type chunkView struct {
 	usage, failed                   span // values other than null
 	choices                         []choiceView
 	choicesAt                       span // the array
+	dropped                         bool // the server gave a choice up
 }
 
 // choiceView is what an event says of one choice.
@@ -262,7 +265,8 @@ func (s *scanner) choiceMember(c *choiceView, name []byte) (drop bool, err error
 	case `"prompt_token_ids"`:
 		return !s.keepIDs, nil
 	case `"finish_reason"`:
-		c.finish = !null
+		c.finish = !null && string(v) != `""`
+		s.view.dropped = s.view.dropped || c.finish && openai.Dropped(string(bytes.Trim(v, `"`)))
 	case `"logprobs"`:
 		c.probs = !null
 	}

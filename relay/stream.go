@@ -86,6 +86,9 @@ func (a *attempt) event(ev openai.Event, resp *http.Response) (outcome, bool) {
 	if err == nil && v.failed.to > 0 {
 		return a.reported(ev.Data, resp), true
 	}
+	if err == nil && v.dropped { // no end of the answer, but of the server's will to give it
+		return a.cutOff(), true
+	}
 	if !a.hold() {
 		return outcome{result: resultLost}, true
 	}

@@ -89,7 +89,7 @@ func tooLong(body []byte) bool {
 func (j *job) hasTier() bool { return j.tier >= 0 && j.tier+1 < len(j.route.Tiers) }
 
 // finished reports whether a 200 is an answer to its end: it has choices, each with
-// its finish_reason. Anything else under a 200 is a broken worker's.
+// its finish_reason, and none that the server gave up. Anything else under a 200 is a broken worker's.
 func finished(data []byte) bool {
 	var c struct {
 		Choices []struct {
@@ -100,7 +100,7 @@ func finished(data []byte) bool {
 		return false
 	}
 	for _, ch := range c.Choices {
-		if ch.FinishReason == nil {
+		if ch.FinishReason == nil || *ch.FinishReason == "" || openai.Dropped(*ch.FinishReason) {
 			return false
 		}
 	}

@@ -15,6 +15,8 @@ func TestFinished(t *testing.T) {
 		`{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}`: true,
 		`{"choices":[{"finish_reason":"stop"},{"finish_reason":null}]}`:     false,
 		`{"choices":[{"text":"a","finish_reason":null}]}`:                   false,
+		`{"choices":[{"text":"a","finish_reason":"abort"}]}`:                false,
+		`{"choices":[{"text":"a","finish_reason":""}]}`:                     false,
 		`{"choices":[{"text":"a"}]}`:                                        false,
 		`{"choices":[]}`:                                                    false,
 		`{}`:                                                                false,

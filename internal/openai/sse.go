@@ -64,7 +64,8 @@ func NewEventReader(r io.Reader, max int) *EventReader {
 }
 
 // Next returns the next event. At the end of the input it returns io.EOF, or
-// io.ErrUnexpectedEOF when the input ends inside an event, which is dropped.
+// io.ErrUnexpectedEOF when the input ends inside an event, which is dropped; but
+// the event that ends a stream needs no blank line, as nothing comes after it.
 // Blank lines between events are skipped.
 func (r *EventReader) Next() (Event, error) {
 	for {
@@ -78,6 +79,9 @@ func (r *EventReader) Next() (Event, error) {
 			return Event{}, r.tooLarge()
 		}
 		if r.err != nil {
+			if r.unclosedDone() {
+				return r.take(r.end - r.start), nil
+			}
 			return Event{}, r.last()
 		}
 		r.fill()
@@ -90,6 +94,15 @@ func (r *EventReader) tooLarge() error {
 	}
 	r.start, r.scan, r.line = r.end, r.end, r.end
 	return r.err
+}
+
+// unclosedDone reports whether the input ended in a [DONE] without its blank line.
+func (r *EventReader) unclosedDone() bool {
+	if !errors.Is(r.err, io.EOF) {
+		return false
+	}
+	data, ok := bytes.CutPrefix(bytes.TrimRight(r.buf[r.start:r.end], "\r\n"), []byte("data:"))
+	return ok && string(bytes.TrimPrefix(data, []byte{' '})) == DoneData
 }
 
 // last is the error after the last whole event.

@@ -69,6 +69,10 @@ func TestEventReader(t *testing.T) {
 		{"byte order mark", "\xef\xbb\xbfdata: x\n\n", []string{`"data: x\n\n" data="x" event="" id="" comment=false`}, io.EOF},
 		{"cut inside", "data: x\n\ndata: y\n", []string{`"data: x\n\n" data="x" event="" id="" comment=false`}, io.ErrUnexpectedEOF},
 		{"cut inside a line", "data: x\n\ndat", []string{`"data: x\n\n" data="x" event="" id="" comment=false`}, io.ErrUnexpectedEOF},
+		{"end without its blank line", "data: x\n\ndata: [DONE]", []string{`"data: x\n\n" data="x" event="" id="" comment=false`, `"data: [DONE]" data="[DONE]" event="" id="" comment=false`}, io.EOF},
+		{"end with one line end", "data:[DONE]\r\n", []string{`"data:[DONE]\r\n" data="[DONE]" event="" id="" comment=false`}, io.EOF},
+		{"cut inside the end", "data: [DONE", nil, io.ErrUnexpectedEOF},
+		{"more than the end", "id: 1\ndata: [DONE]", nil, io.ErrUnexpectedEOF},
 		{"cut after cr", "data: x\r\n\r", []string{`"data: x\r\n\r" data="x" event="" id="" comment=false`}, io.EOF},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -197,6 +201,7 @@ func FuzzEventReader(f *testing.F) {
 	f.Add([]byte("\xef\xbb\xbf: c\r\n\r\nid: 1\r\ndata: a\r\ndata: b\r\n\r\n"), 64)
 	f.Add([]byte("data: x\r\r\n\r\ndata: y\n\r\n\n"), 20)
 	f.Add([]byte("event: e\ndata\n\ntail"), 4)
+	f.Add([]byte("data: x\r\n\r\ndata: [DONE]\r"), 40)
 	f.Fuzz(func(t *testing.T, in []byte, max int) {
 		if len(in) > 512 || max < 0 || max > 1<<20 {
 			t.Skip()
