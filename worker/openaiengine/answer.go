@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +24,7 @@ const (
 )
 
 // errNoAnswer is the cause where a server's 200 holds no answer.
-var errNoAnswer = errors.New("the server's answer is no JSON object")
+var errNoAnswer = errors.New("the server's answer is none")
 
 // known reports whether a path is one whose requests and answers are OpenAI's or vLLM's,
 // and therefore understood. All others pass as they are.
@@ -54,7 +53,7 @@ func (e *Engine) worded(resp *http.Response, cause *error) error {
 			fail(resp, foreign(resp, raw))
 		}
 	case resp.StatusCode != http.StatusOK:
-	case strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"):
+	case hasType(resp.Header, "text/event-stream"):
 		resp.Body = &eventBody{from: resp.Body, events: openai.NewEventReader(resp.Body, most), ctx: ctx, model: e.model.Name, cause: cause}
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
@@ -64,7 +63,7 @@ func (e *Engine) worded(resp *http.Response, cause *error) error {
 			err = fmt.Errorf("the server's answer is larger than %d bytes", mostAnswer)
 		}
 		if err == nil {
-			if raw, err = openai.Renamed(raw, e.model.Name); err != nil {
+			if raw, err = reworded(raw, e.model.Name); err != nil {
 				err = fmt.Errorf("%w: %w", errNoAnswer, err)
 			}
 		}
@@ -94,9 +93,31 @@ func isError(body []byte) bool {
 	return json.Unmarshal(body, &e) == nil && e.Error.Message != ""
 }
 
+// hasType looks at a content type, in which case is nothing.
+func hasType(h http.Header, want string) bool {
+	got, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(got), want)
+}
+
 // foreign words an error of another shape: FastAPI's {"detail":…}, TGI's {"error":"…"},
 // text, or a page for people, of which nothing is told.
 func foreign(resp *http.Response, body []byte) *openai.Error {
+	if strings.Contains(strings.ToLower(resp.Header.Get("Content-Type")), "html") {
+		body = nil
+	}
+	e := openai.Errorf(resp.StatusCode, "The server behind this worker answered with status %d.", resp.StatusCode)
+	e.Message = withWords(e.Message, body)
+	switch resp.StatusCode {
+	case http.StatusServiceUnavailable:
+		e.Code, e.RetryAfter = "service_unavailable", time.Second
+	case http.StatusTooManyRequests:
+		e.RetryAfter = time.Second
+	}
+	return e
+}
+
+// withWords adds to a sentence what a server said of its error, in whatever shape.
+func withWords(sentence string, body []byte) string {
 	var said struct {
 		Detail  json.RawMessage `json:"detail"`
 		Error   json.RawMessage `json:"error"`
@@ -111,23 +132,16 @@ func foreign(resp *http.Response, body []byte) *openai.Error {
 				}
 			}
 		}
-	} else if text := bytes.TrimSpace(body); len(text) > 0 && text[0] != '<' && !strings.Contains(resp.Header.Get("Content-Type"), "html") {
+	} else if text := bytes.TrimSpace(body); len(text) > 0 && text[0] != '<' {
 		words = string(text)
 	}
-	e := openai.Errorf(resp.StatusCode, "The server behind this worker answered with status %d.", resp.StatusCode)
 	if len(words) > mostWords {
 		words = words[:mostWords]
 	}
-	if words = strings.ToValidUTF8(words, ""); strings.TrimSpace(words) != "" {
-		e.Message = strings.TrimSuffix(e.Message, ".") + ": " + words
+	if words = strings.ToValidUTF8(words, ""); strings.TrimSpace(words) == "" {
+		return sentence
 	}
-	switch resp.StatusCode {
-	case http.StatusServiceUnavailable:
-		e.Code, e.RetryAfter = "service_unavailable", time.Second
-	case http.StatusTooManyRequests:
-		e.RetryAfter = time.Second
-	}
-	return e
+	return strings.TrimSuffix(sentence, ".") + ": " + words
 }
 
 // fail makes a response the error e. A time to wait that the server named stays.
@@ -145,75 +159,7 @@ func replace(resp *http.Response, status int, body []byte) {
 	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	resp.Header.Set("Content-Length", strconv.Itoa(len(body)))
 	resp.Header.Del("Content-Encoding")
-	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+	if !hasType(resp.Header, "application/json") {
 		resp.Header.Set("Content-Type", "application/json")
 	}
 }
-
-// eventBody is a server's stream with the worker's name of the model. One that ends
-// without [DONE], or in what is no event of OpenAI's, ends with an error event.
-type eventBody struct {
-	ctx    context.Context // of the client's request
-	from   io.ReadCloser
-	events *openai.EventReader
-	model  string
-	cause  *error // of the end, nil for a whole stream or one that ended in the server's error
-
-	unread []byte
-	failed bool // the server told an error
-	over   bool
-}
-
-// Read implements io.Reader. It returns as soon as there is an event.
-func (b *eventBody) Read(p []byte) (int, error) {
-	for len(b.unread) == 0 {
-		if b.over && clientLeft(b.ctx) {
-			return 0, context.Canceled // the answer is cut, not ended
-		}
-		if b.over {
-			return 0, io.EOF
-		}
-		b.next()
-	}
-	n := copy(p, b.unread)
-	b.unread = b.unread[n:]
-	return n, nil
-}
-
-// next takes one event.
-func (b *eventBody) next() {
-	ev, err := b.events.Next()
-	switch {
-	case err != nil && b.failed:
-		b.over = true
-	case err != nil:
-		b.broken(fmt.Errorf("the server's stream broke off: %w", err))
-	case ev.Done():
-		b.unread, b.over = ev.Raw, true
-	case ev.Data == nil, ev.Name != nil, len(ev.Data) == 0:
-		b.unread = ev.Raw
-	default:
-		data, err := openai.Renamed(ev.Data, b.model)
-		if err != nil {
-			b.broken(fmt.Errorf("the server's stream ended in what is no event of it: %w", err))
-			return
-		}
-		b.failed = b.failed || isError(data)
-		b.unread = ev.Raw
-		if &data[0] != &ev.Data[0] {
-			b.unread = slices.Concat([]byte("data: "), data, []byte("\n\n"))
-		}
-	}
-}
-
-// broken ends the stream.
-func (b *eventBody) broken(cause error) {
-	if b.over = true; clientLeft(b.ctx) {
-		return
-	}
-	*b.cause = cause
-	b.unread = openai.Errorf(http.StatusBadGateway, "The server behind this worker broke off the answer.").Event()
-}
-
-// Close implements io.Closer.
-func (b *eventBody) Close() error { return b.from.Close() }

@@ -38,6 +38,7 @@ func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 	}
 	const js, sse = "application/json", "text/event-stream"
+	text, _ := ask.Prompt.(string)
 	switch {
 	case r.URL.Path == "/v1/models":
 		say(200, js, `{"data":[{"id":"up"}]}`)
@@ -78,6 +79,10 @@ func (o *odd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(200, sse, chunkOf+"data: {not json}\n\n"+chunkOf)
 	case ask.Prompt == "its error":
 		say(200, sse, chunkOf+`data: {"error":{"message":"oom"}}`+"\n\n")
+	case strings.HasPrefix(text, "sse:"):
+		say(200, "Text/Event-Stream; charset=utf-8", text[len("sse:"):])
+	case strings.HasPrefix(text, "json:"):
+		say(200, js, text[len("json:"):])
 	case ask.Prompt == "no end":
 		say(200, sse, chunkOf)
 	case ask.Stream:
@@ -148,6 +153,64 @@ func TestStreamsEndInOneOfTwoWays(t *testing.T) {
 		resp, body := do(t, "POST", base+"/v1/completions", fmt.Sprintf(`{"model":"mine","prompt":%q,"stream":true}`, prompt))
 		if resp.StatusCode != 200 || body != want {
 			t.Errorf("%s: %d\n%s\nwant\n%s", prompt, resp.StatusCode, body, want)
+		}
+	}
+}
+
+// TestEventsOfOddForm: whatever the form of a server's events, a client reads one object
+// on one line of each, with the worker's name of the model, and no error in another shape
+// than OpenAI's; nothing comes after an error.
+func TestEventsOfOddForm(t *testing.T) {
+	base, _ := startOdd(t)
+	mine := strings.ReplaceAll(chunkOf, `"up"`, `"mine"`)
+	const (
+		done   = "data: [DONE]\n\n"
+		broken = `data: {"error":{"message":"The server behind this worker broke off the answer.","type":"api_error","param":null,"code":null}}` + "\n\n"
+	)
+	told := func(words string) string {
+		return `data: {"error":{"message":"The server behind this worker ended the answer with an error` + words + `","type":"api_error","param":null,"code":null}}` + "\n\n"
+	}
+	reason := func(name, r string) string {
+		return `data: {"model":"` + name + `","choices":[{"index":0,"text":"a","finish_reason":` + r + `}],"finish_reason":"eos_token"}` + "\n\n"
+	}
+	for said, want := range map[string]string{
+		"data: {\ndata:  \"model\": \"up\",\r\ndata: \"n\": [1,\ndata: 2]\ndata: }\n\n" + done: `data: {"model":"mine","n":[1,2]}` + "\n\n" + done,
+		"data: {\"model\": \"mine\",\ndata: \"n\": 1}\n\n" + done:                              `data: {"model":"mine","n":1}` + "\n\n" + done,
+		"id: 7\nevent: message\n: c\ndata: {\"model\":\"up\"}\n\n" + done:                      "id: 7\nevent: message\n: c\ndata: {\"model\":\"mine\"}\n\n" + done,
+		"event: timings\ndata: not JSON\n\nevent: x\ndata: {\"model\":\"up\"}\n\n" + done:      "event: timings\ndata: not JSON\n\nevent: x\ndata: {\"model\":\"mine\"}\n\n" + done,
+		chunkOf + "data: [DONE]":   mine + done,
+		chunkOf + "data: [DONE]\n": mine + done,
+		chunkOf + "data: [DONE":    mine + broken,
+
+		chunkOf + `data: {"error":"boom","error_type":"overloaded"}` + "\n\n" + done:               mine + told(": boom"),
+		chunkOf + "event: error\ndata: {\"message\":\"boom\",\"code\":500}\n\n" + done:             mine + `data: {"error":{"message":"boom","code":500}}` + "\n\n",
+		chunkOf + "event: error\ndata: boom\n\n" + done:                                            mine + told(": boom"),
+		chunkOf + "event: error\ndata: {\"error\":{\"message\":\"boom\"}}\n\n" + done:              mine + `data: {"error":{"message":"boom"}}` + "\n\n",
+		chunkOf + "event: error\n\n" + done:                                                        mine + told("."),
+		chunkOf + `data: {"object":"error","message":"boom","code":400}` + "\n\n" + done:           mine + `data: {"error":{"object":"error","message":"boom","code":400}}` + "\n\n",
+		chunkOf + "data: {\"error\":\ndata: {\"message\":\"boom\"}}\n\n" + done:                    mine + `data: {"error":{"message":"boom"}}` + "\n\n",
+		chunkOf + `error: {"code":500,"message":"boom","type":"server_error"}` + "\n\n" + done:     mine + `data: {"error":{"code":500,"message":"boom","type":"server_error"}}` + "\n\n",
+		`data: {"model":"up","error":null,"choices":[{"index":0,"text":"error"}]}` + "\n\n" + done: `data: {"model":"mine","error":null,"choices":[{"index":0,"text":"error"}]}` + "\n\n" + done,
+		chunkOf + reason("up", `"abort"`) + done:                                                   mine + broken,
+		chunkOf + reason("up", `"error"`) + done:                                                   mine + broken,
+		chunkOf + reason("up", `"cancelled"`) + done:                                               mine + broken,
+		reason("up", `"eos_token"`) + done:                                                         reason("mine", `"stop"`) + done,
+		reason("up", `"stop_sequence"`) + done:                                                     reason("mine", `"stop"`) + done,
+		reason("up", `"repetition"`) + done:                                                        reason("mine", `"repetition"`) + done,
+		reason("up", `null`) + reason("up", `7`) + done:                                            reason("mine", `null`) + reason("mine", `7`) + done,
+	} {
+		ask, _ := json.Marshal(map[string]any{"model": "mine", "prompt": "sse:" + said, "stream": true})
+		if resp, body := do(t, "POST", base+"/v1/completions", string(ask)); resp.StatusCode != 200 || body != want {
+			t.Errorf("%s\nbecame %d\n%s\nwant\n%s", said, resp.StatusCode, body, want)
+		}
+	}
+	for said, want := range map[string]int{
+		`{"model":"up","choices":[{"finish_reason":"stop"},{"finish_reason":"abort"}]}`: 502,
+		`{"model":"up","choices":[{"finish_reason":"stop"}]}`:                           200,
+	} {
+		ask, _ := json.Marshal(map[string]any{"model": "mine", "prompt": "json:" + said})
+		if resp, body := do(t, "POST", base+"/v1/completions", string(ask)); resp.StatusCode != want {
+			t.Errorf("%s became %d %s", said, resp.StatusCode, body)
 		}
 	}
 }

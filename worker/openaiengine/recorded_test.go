@@ -138,7 +138,7 @@ func TestRecordedContinuation(t *testing.T) {
 		base := startWorker(t, &upstream{Server: r.serve(t)}, Config{})
 		choice, mode := `{"index":0,"text":"a","text_bytes":1}`, "text"
 		if r.ids {
-			choice, mode = `{"index":0,"token_ids":[41,70,77,284],"text_bytes":1}`, "replayed"
+			choice, mode = `{"index":0,"token_ids":[41,70,77,284],"text_bytes":5}`, "replayed"
 		}
 		for path, body := range map[string]string{
 			"/v1/completions":      `{"model":"alias","prompt":"Once upon a time"`,

@@ -102,21 +102,31 @@ func (e *Engine) continuation(ctx context.Context, f *worker.Forwarded) (*contin
 	e.mu.Lock()
 	kind := e.kind
 	e.mu.Unlock()
+	how := way{kind: kind, endpoint: f.Endpoint}
 	switch {
 	case f.N != 1 || len(f.Delivered) != 1 || f.Delivered[0].Index != 0 || !f.Stream:
 		return nil, refuse("only streams of one choice can be continued")
-	case f.TopLogprobs >= 0 || f.Raw("tools") != nil || f.Raw("response_format") != nil || f.Echo || f.Presence != 0 || f.Frequency != 0:
-		return nil, refuse("what it carries is more than its tokens")
-	case f.Delivered[0].Text != "" && len(f.Delivered[0].TokenIDs) == 0:
-		return e.byText(ctx, kind, f)
+	case len(f.Delivered[0].TokenIDs) == 0 && f.Delivered[0].Text != "":
+		how.byText = true
 	case kind != VLLM:
 		return nil, refuse("the server takes or gives no token ids")
 	}
-	return e.byIDs(ctx, f)
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
+		return nil, err
+	}
+	if err := how.check(fields); err != nil {
+		return nil, err
+	}
+	delete(fields, "request_id") // it is the first request's, which the server may still have
+	if how.byText {
+		return e.byText(ctx, kind, f, fields)
+	}
+	return e.byIDs(ctx, f, fields)
 }
 
 // byIDs prepares a continuation from the ids of the prompt and those delivered.
-func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation, error) {
+func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded, fields map[string]json.RawMessage) (*continuation, error) {
 	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(openai.Completions), mode: "replayed"}
 	prompt, err := e.promptIDs(ctx, f.Request)
 	if err != nil {
@@ -136,10 +146,6 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 		}
 	}
 	c.again = c.delivered.TokenIDs[c.given:]
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
-		return nil, err
-	}
 	least, err := c.least(fields)
 	if err != nil {
 		return nil, err
@@ -156,16 +162,49 @@ func (e *Engine) byIDs(ctx context.Context, f *worker.Forwarded) (*continuation,
 	if c.stopped() {
 		return c, nil // without a body
 	}
+	if !c.heldBack() {
+		return nil, refuse("the server told less text than its tokens have, as where it keeps reasoning apart")
+	}
 	// Stop strings are looked for here, as one may have begun before the cut; and a server
 	// that looks for them too tells its text later than its ids.
-	for _, name := range []string{"messages", "top_logprobs", "logprobs", "tool_choice", "stop"} {
-		delete(fields, name)
-	}
+	delete(fields, "stop")
+	deleteChat(fields)
 	fields["return_token_ids"] = []byte("true")
 	if fields["prompt"], err = json.Marshal(slices.Concat(prompt, c.delivered.TokenIDs[:c.given])); err != nil {
 		return nil, err
 	}
 	return c, c.finish(e, fields)
+}
+
+// heldBack reports whether all text that the client has not can be such as a server holds
+// back until it knows whether it begins a stop string. Text that is missing for another
+// reason would be told now: a reasoning or tool parser took it, or it is a special token's.
+func (c *continuation) heldBack() bool {
+	longest := 1
+	for _, s := range c.req.Stop {
+		longest = max(longest, utf8.RuneCountInString(s))
+	}
+	if includesStop(c.req) {
+		longest = 1
+	}
+	return utf8.RuneCount(c.text[min(c.delivered.TextBytes, len(c.text)):]) < longest
+}
+
+// deleteChat removes the fields of chat that a completion has not; what they say is in its
+// prompt, or they say nothing (see neutral).
+func deleteChat(fields map[string]json.RawMessage) {
+	for _, name := range append(promptFields(openai.Chat), "top_logprobs", "logprobs", "tools", "tool_choice", "functions", "function_call",
+		"parallel_tool_calls", "response_format", "modalities", "documents", "include_reasoning") {
+		delete(fields, name)
+	}
+}
+
+// promptFields are the fields that make the prompt, as vLLM's /tokenize takes them, too.
+func promptFields(ep openai.Endpoint) []string {
+	if ep == openai.Completions {
+		return []string{"prompt", "add_special_tokens"}
+	}
+	return []string{"messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs"}
 }
 
 // least is the request's 'min_tokens'.
@@ -229,12 +268,10 @@ func (e *Engine) promptIDs(ctx context.Context, req *openai.Request) ([]int32, e
 		if prompts[0].IDs != nil {
 			return prompts[0].IDs, nil
 		}
-		ask["prompt"] = req.Raw("prompt")
-	} else {
-		for _, name := range []string{"messages", "add_generation_prompt", "chat_template_kwargs", "continue_final_message"} {
-			if raw := req.Raw(name); raw != nil {
-				ask[name] = raw
-			}
+	}
+	for _, name := range promptFields(req.Endpoint) {
+		if raw := req.Raw(name); raw != nil {
+			ask[name] = raw
 		}
 	}
 	ask["model"], _ = json.Marshal(e.name) // a string always marshals
@@ -311,65 +348,6 @@ func (e *Engine) post(ctx context.Context, path string, body []byte) (*http.Resp
 		return nil, &statusError{path, resp.StatusCode}
 	}
 	return resp, nil
-}
-
-// chunk is one event of the server's stream, of either endpoint.
-type chunk struct {
-	ID      string          `json:"id"`
-	Created int64           `json:"created"`
-	Choices []chunkChoice   `json:"choices"`
-	Usage   *openai.Usage   `json:"usage"`
-	Error   json.RawMessage `json:"error"`
-}
-
-// chunkChoice is what an event says of a choice.
-type chunkChoice struct {
-	Text  string `json:"text"`
-	Delta struct {
-		Content string `json:"content"`
-	} `json:"delta"`
-	TokenIDs     []int32 `json:"token_ids"`
-	FinishReason *string `json:"finish_reason"`
-}
-
-// mostEvent bounds one event of the server.
-const mostEvent = 4 << 20
-
-// relay writes the server's stream in the form of the request's endpoint, as if it
-// had been one from the start: the text that was held back first, and the usage of all of it.
-func (c *continuation) relay(w http.ResponseWriter, from io.Reader, model string) error {
-	events := openai.NewEventReader(from, mostEvent)
-	out := newStream(w, c, model)
-	for {
-		ev, err := events.Next()
-		if err != nil {
-			return out.broken(fmt.Errorf("the server's stream broke off: %w", err))
-		}
-		if ev.Done() {
-			return out.end()
-		}
-		if len(ev.Data) == 0 { // a comment, as servers and proxies send to keep a connection
-			continue
-		}
-		var got chunk
-		if err := json.Unmarshal(ev.Data, &got); err != nil || got.Error != nil {
-			return out.broken(fmt.Errorf("the server's stream ended in %.200q", ev.Data))
-		}
-		out.count(&got)
-		if !out.repeats(&got) {
-			refuse("the server says other tokens than the delivered ones of a character's part").Write(w)
-			return nil
-		}
-		if len(c.again) > 0 && len(got.Choices) > 0 {
-			continue
-		}
-		if err := out.add(got); err != nil {
-			return nil // the client left
-		}
-		if out.stopped {
-			return out.end() // the server, which did not see the stop string, is left
-		}
-	}
 }
 
 // over ends an answer that has all its tokens.

@@ -236,7 +236,6 @@ func TestStreamGoesOnByTokenReplay(t *testing.T) {
 }
 
 func testTokenReplay(t *testing.T, f *fakeVLLM) {
-	wide := f.wide
 	base := startWorker(t, &upstream{Server: f.Server}, Config{Name: "mine"})
 	for path, ask := range map[string]string{
 		"/v1/completions":      `{"model":"alias","prompt":"Hello","max_tokens":9,"stream":true,"stream_options":{"include_usage":true}`,
@@ -269,25 +268,20 @@ func testTokenReplay(t *testing.T, f *fakeVLLM) {
 			t.Fatalf("%s: %+v", path, whole)
 		}
 		for cut := 1; cut <= 8; cut++ {
-			for owed := range 2 { // the last letter may not have been delivered
-				first := get("", cut+1)
-				n := min(len(first.ids), cut)
-				var said []byte
-				for _, id := range first.ids[:n] {
-					said = append(said, byte(id))
-				}
-				text := strings.ToValidUTF8(string(said), "") // but for a last half
-				if !wide {
-					text = text[:n-min(owed, n)]
-				}
-				raw, _ := json.Marshal(first.ids[:n])
-				rest := get(fmt.Sprintf(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":%s,"text_bytes":%d}]}`, raw, len(text)), 1000)
-				if ids := slices.Concat(first.ids[:n], rest.ids); !slices.Equal(ids, whole.ids) || text+rest.text != whole.text {
-					t.Fatalf("%s cut at %d: %v %q, want %v %q", path, cut, ids, text+rest.text, whole.ids, whole.text)
-				}
-				if rest.reason != "length" || rest.usage != whole.usage || !rest.done || rest.mode != "replayed" {
-					t.Errorf("%s cut at %d: %+v, want the end of %+v", path, cut, rest, whole)
-				}
+			first := get("", cut+1)
+			n := min(len(first.ids), cut)
+			var said []byte
+			for _, id := range first.ids[:n] {
+				said = append(said, byte(id))
+			}
+			text := strings.ToValidUTF8(string(said), "") // but for a last half
+			raw, _ := json.Marshal(first.ids[:n])
+			rest := get(fmt.Sprintf(`,"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"token_ids":%s,"text_bytes":%d}]}`, raw, len(text)), 1000)
+			if ids := slices.Concat(first.ids[:n], rest.ids); !slices.Equal(ids, whole.ids) || text+rest.text != whole.text {
+				t.Fatalf("%s cut at %d: %v %q, want %v %q", path, cut, ids, text+rest.text, whole.ids, whole.text)
+			}
+			if rest.reason != "length" || rest.usage != whole.usage || !rest.done || rest.mode != "replayed" {
+				t.Errorf("%s cut at %d: %+v, want the end of %+v", path, cut, rest, whole)
 			}
 		}
 	}
@@ -312,6 +306,8 @@ func TestContinuationsRefused(t *testing.T) {
 		"min_tokens":    ask + `"stop":"q","min_tokens":3,` + resume("[97]", 1),
 		"no token":      ask + resume("[97,null]", 1),
 		"malformed":     ask + `"kvmesh":{"resume":7}`,
+		"hidden text":   ask + resume("[97,98]", 1), // nothing holds it back
+		"hidden more":   ask + `"stop":"xy",` + resume("[97,98,99]", 1),
 	} {
 		resp, got := do(t, "POST", base+"/v1/completions", body+"}", "X-Kvmesh-Relay", "secret")
 		if resp.StatusCode != 400 || !strings.Contains(got, `"param":"kvmesh`) {
@@ -377,11 +373,11 @@ func TestTextContinuationsRefused(t *testing.T) {
 	base := startWorker(t, &upstream{Server: f.Server}, Config{})
 	const resume = `"stream":true,"kvmesh":{"resume":{"stream":"s","attempt":2,"choices":[{"index":0,"text_bytes":2,"text":"ab"}]}}}`
 	for body, path := range map[string]string{
-		`{"model":"alias","prompt":[1,2],` + resume:                                                                       "/v1/completions",
-		`{"model":"alias","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],` + resume:        "/v1/chat/completions",
-		`{"model":"alias","prompt":"a",` + strings.Replace(resume, `"text_bytes":2`, `"text_bytes":1`, 1):                 "/v1/completions",
-		`{"model":"alias","prompt":"a","response_format":{"type":"json_object"},` + resume:                                "/v1/completions",
-		`{"model":"alias","messages":[{"role":"user","content":"a"}],"tools":[],` + strings.Replace(resume, "ab", "é", 1): "/v1/chat/completions",
+		`{"model":"alias","prompt":[1,2],` + resume:                                                                         "/v1/completions",
+		`{"model":"alias","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],` + resume:          "/v1/chat/completions",
+		`{"model":"alias","prompt":"a",` + strings.Replace(resume, `"text_bytes":2`, `"text_bytes":1`, 1):                   "/v1/completions",
+		`{"model":"alias","prompt":"a","response_format":{"type":"json_object"},` + resume:                                  "/v1/completions",
+		`{"model":"alias","messages":[{"role":"user","content":"a"}],"tools":[{}],` + strings.Replace(resume, "ab", "é", 1): "/v1/chat/completions",
 	} {
 		if resp, got := do(t, "POST", base+path, body, "X-Kvmesh-Relay", "secret"); resp.StatusCode != 400 || !strings.Contains(got, `"param":"kvmesh.resume"`) {
 			t.Errorf("%s: %d %s", body, resp.StatusCode, got)

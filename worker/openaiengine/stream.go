@@ -36,7 +36,7 @@ func (s *stream) count(got *chunk) {
 	}
 	if ch := got.Choices[0]; len(ch.TokenIDs) > 0 {
 		s.said += len(ch.TokenIDs)
-	} else if ch.Text != "" || ch.Delta.Content != "" {
+	} else if ch.Text != "" {
 		s.said++
 	}
 }
@@ -103,7 +103,7 @@ func (s *stream) event(ch chunkChoice, last bool) []byte {
 // release is the text that may be written with an event, and the end of the answer in
 // the event if a stop string ends it here.
 func (s *stream) release(ch *chunkChoice, last bool) []byte {
-	all := append(append(s.c.text, ch.Text...), ch.Delta.Content...)
+	all := append(s.c.text, ch.Text...)
 	s.c.text = nil
 	text, stopped := s.text.Push(all)
 	switch {
@@ -122,7 +122,8 @@ func (s *stream) release(ch *chunkChoice, last bool) []byte {
 }
 
 // end writes what is still held back, as servers may end without a finish_reason, the
-// usage, and the last event.
+// usage, and the last event. How much of the prompt came out of a cache only the first
+// server knows; what this one reused is the answer's beginning too, and is not told.
 func (s *stream) end() error {
 	if s.chunks == nil {
 		return s.broken(errors.New("the server's stream was empty"))
@@ -133,7 +134,7 @@ func (s *stream) end() error {
 	}
 	if s.c.req.IncludeUsage {
 		u := s.usage
-		u.PromptTokens = s.c.prompt
+		u.PromptTokens, u.PromptTokensDetails = s.c.prompt, nil
 		u.CompletionTokens += s.c.given
 		u.TotalTokens = u.PromptTokens + u.CompletionTokens
 		buf = s.chunks.AppendUsage(buf, u)

@@ -25,14 +25,10 @@ func delivers(choices []worker.Delivered) bool {
 // prompt, or is the beginning of the assistant's last message. The server makes tokens
 // of it again, and says by two requests of one token each how many: its cache keeps
 // what they prefill.
-func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded) (*continuation, error) {
+func (e *Engine) byText(ctx context.Context, kind Kind, f *worker.Forwarded, fields map[string]json.RawMessage) (*continuation, error) {
 	c := &continuation{req: f.Request, delivered: f.Delivered[0], path: string(f.Endpoint), mode: "text", text: []byte(f.Delivered[0].Text)}
 	if c.delivered.TextBytes != len(c.delivered.Text) {
 		return nil, refuse("'text_bytes' is not the length of 'text'")
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(f.Rewritten(e.name, 0), &fields); err != nil {
-		return nil, err
 	}
 	delete(fields, "return_token_ids")
 	lengthen := func() error { return lengthenPrompt(kind, f.Request, fields, c.delivered.Text) }
@@ -86,7 +82,7 @@ func (e *Engine) applyTemplate(ctx context.Context, fields map[string]json.RawMe
 	if err := e.ask(ctx, "/apply-template", ask, &answer); err != nil {
 		return "", err
 	}
-	delete(fields, "messages")
+	deleteChat(fields)
 	return answer.Prompt, setPrompt(fields, answer.Prompt)
 }
 
