@@ -12,9 +12,11 @@
 // the field that is the mesh's own, and headers that are the mesh's own. Paths that the
 // worker does not know are passed on too.
 //
-// What comes back on the paths that are known is changed in three places (answer.go): the
-// model has the worker's name, an error OpenAI's shape, and a stream that the server broke
-// off ends with an error event. A 200 that holds no answer is a 502.
+// What comes back on the paths that are known is changed in few places (answer.go,
+// events.go): the model has the worker's name, an error OpenAI's shape, an event one line
+// of data, and a stream that the server broke off ends with an error event. So does one whose
+// finish_reason is that the server gave it up (openai.Dropped); words of its own
+// for OpenAI's become those, and others pass. A 200 that holds no answer is a 502.
 //
 // # Health and load
 //
@@ -44,9 +46,11 @@
 // How many tokens it has the server says in the usage of two requests of one token
 // each, which it prefills once.
 //
-// A stream that carries more than its tokens is refused, and the relay goes
-// elsewhere: several choices, log-probabilities, tools, response_format, presence
-// and frequency penalties, and tokens that end in what is no text. A server looks for
+// A stream that carries more than its tokens is refused, and the relay goes elsewhere:
+// several choices, messages with an image, tokens that end in what is no text or of whose
+// text the client was told only a part, and every field of the request of which it is not
+// known that the answer goes on with it (fields.go): grammars, tools, log-probabilities,
+// penalties over the answer alone. A server looks for
 // stop strings in what it says itself, and would not see one that begins before the cut: in
 // text that was held back, or, with vLLM's include_stop_str_in_output, in text that was
 // delivered. So they are looked for here, in all of the answer, and it ends with the first;
