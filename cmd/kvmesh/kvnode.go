@@ -22,6 +22,7 @@ import (
 type kvNodeOptions struct {
 	arena.Config
 	tiers   tierOptions
+	peers   peerOptions
 	metrics string
 	resp    string
 }
@@ -40,13 +41,25 @@ With --nvme, --redis or --s3 what is put into the memory is written there too, i
 background, and what a worker looks for and is not in the memory is brought back from
 there, where that is faster than to compute it. KV_REDIS_URL takes the place of --redis;
 S3 takes AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and
-AWS_ENDPOINT_URL.`,
+AWS_ENDPOINT_URL.
+
+With --peer-listen it exchanges copies with the KV nodes of other hosts: each block, and
+the open ends of streams after every --replicate-interval tokens, so that a worker of
+another host goes on where this host was lost. The nodes find each other by --peers, or
+by --registry-redis, for which REDIS_URL is taken where it is set.`,
 		Example: `  kvmesh kvnode --dir /dev/shm/kvnode --limit 8589934592
   kvmesh worker --kv-node /dev/shm/kvnode --id w1 …
   kvmesh kvnode --dir /var/lib/kvnode --data /mnt/pmem0/kv --limit 137438953472
-  kvmesh kvnode --dir /dev/shm/kvnode --nvme /mnt/nvme0/kv --nvme-limit 1099511627776 --s3 s3://kv/prod`,
+  kvmesh kvnode --dir /dev/shm/kvnode --nvme /mnt/nvme0/kv --nvme-limit 1099511627776 --s3 s3://kv/prod
+  kvmesh kvnode --dir /dev/shm/kvnode --peer-listen 10.0.0.1:9096 --id a --peers a=z1@10.0.0.1:9096,b=z2@10.0.0.2:9096 \\
+    --peer-tls-cert node.pem --peer-tls-key node.key --peer-tls-ca ca.pem`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runKVNode(c.Context(), e, o) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.peers.complete(e, c.Flags()); err != nil {
+				return err
+			}
+			return runKVNode(c.Context(), e, o)
+		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.Dir, "dir", "", "directory of the socket, the journal and, without --data, the memory; best below /dev/shm")
@@ -57,6 +70,7 @@ AWS_ENDPOINT_URL.`,
 	f.StringVar(&o.resp, "resp", "", "where Redis clients keep values in the memory: unix:PATH or a loopback ip:port (default none); KVMESH_RESP_PASSWORD is their password")
 	f.StringVar(&o.metrics, "metrics", "", "ip:port of /health and /metrics (default none)")
 	o.tiers.add(f)
+	o.peers.add(f)
 	_ = c.MarkFlagRequired("dir")
 	return c
 }
@@ -74,7 +88,12 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	defer store.Close()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(kvmetrics.New("memory", store))
-	below, done, err := o.tiers.open(e, store, registry)
+	others, err := o.peers.open(ctx, e, store, registry)
+	if err != nil {
+		return err
+	}
+	defer others.close()
+	below, done, err := o.tiers.open(e, store, others, registry)
 	defer done()
 	if err != nil {
 		return err
@@ -98,9 +117,14 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 			return err
 		}
 	}
-	group.Go(func() error {
-		return kvnode.NewServer(kvnode.ServerConfig{Store: store, Below: below, Log: e.log}).Serve(ctx, l)
-	})
+	served := kvnode.ServerConfig{Store: store, Below: below, Log: e.log}
+	if others != nil {
+		if err := others.start(ctx, group, below, registry); err != nil {
+			return err
+		}
+		served.Tails = others.store
+	}
+	group.Go(func() error { return kvnode.NewServer(served).Serve(ctx, l) })
 	if o.metrics != "" {
 		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}

@@ -96,7 +96,7 @@ const tierTime = time.Second
 
 // open opens the tiers that are named and stacks the node's memory on them; nil without an
 // error = none is named. Done closes what was opened, also after an error.
-func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Registerer) (below *stack.Stack, done func(), err error) {
+func (o *tierOptions) open(e *env, near *arena.Store, others *peerPart, registry prometheus.Registerer) (below *stack.Stack, done func(), err error) {
 	var far []stack.Tier
 	done = func() {
 		if below != nil {
@@ -117,6 +117,9 @@ func (o *tierOptions) open(e *env, near *arena.Store, registry prometheus.Regist
 		if far, err = o.addTier(far, "nvme", t, registry); err != nil {
 			return nil, done, err
 		}
+	}
+	if others != nil {
+		far = append(far, stack.Tier{Name: peerTier, Store: others.store})
 	}
 	if c := o.redis; c.Redis.URL != "" {
 		c.Registry, c.Log = registry, e.log

@@ -72,7 +72,7 @@ func TestOpenTiers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if below, done, err := o.open(e, near, prometheus.NewRegistry()); below != nil || err != nil {
+	if below, done, err := o.open(e, near, nil, prometheus.NewRegistry()); below != nil || err != nil {
 		t.Errorf("tiers out of nothing: %v", err)
 	} else {
 		done()
@@ -92,7 +92,7 @@ func TestOpenTiers(t *testing.T) {
 		t.Fatal(err)
 	}
 	registry := prometheus.NewRegistry()
-	below, done, err := o.open(e, near, registry)
+	below, done, err := o.open(e, near, nil, registry)
 	if err != nil || below == nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestOpenTiers(t *testing.T) {
 			t.Errorf("%d of %s: %v", n, metric, err)
 		}
 	}
-	if _, again, err := o.open(e, near, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "--nvme") {
+	if _, again, err := o.open(e, near, nil, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), "--nvme") {
 		t.Errorf("a directory that has an owner: %v", err)
 	} else {
 		again()

@@ -255,7 +255,8 @@ func (m *localMesh) gatewaySpec() supervise.Spec {
 
 func (m *localMesh) kvNodeSpec() supervise.Spec {
 	args := []string{"kvnode", "--dir", m.kv.dir, "--limit", strconv.FormatInt(m.kv.limit, 10)}
-	return m.selfSpec("kvnode", append(args, tierArgs(m.set.Mesh.KV.Tiers)...)...)
+	args = append(args, tierArgs(m.set.Mesh.KV.Tiers)...)
+	return m.selfSpec("kvnode", append(args, peerArgs(m.set.Mesh.KV.Peers, m.set.Mesh.Registry.Redis)...)...)
 }
 
 func (m *localMesh) lmcacheSpec() supervise.Spec {

@@ -130,6 +130,7 @@ func (p *parser) mesh(m *Mesh) {
 		p.wrong(m.At, "zone", "zone %.80q: %v", m.Zone, err)
 	}
 	p.kv(&m.KV, m.At)
+	p.kvPeers(m)
 	if m.ShareStreams && m.Registry.Redis == "" {
 		p.wrong(m.At, "shareStreams", "shareStreams needs registry.redis")
 	}

@@ -21,6 +21,8 @@ type KV struct {
 	Node bool `yaml:"node"`
 	// Tiers are below that memory; they outlive it. They need Node.
 	Tiers KVTiers `yaml:"tiers"`
+	// Peers are the KV nodes of other hosts, which have copies. They need Node.
+	Peers KVPeers `yaml:"peers"`
 	// LMCache lets vLLM on this host keep its KV in that memory. It needs Node, and Dir below
 	// /dev/shm or not given.
 	LMCache KVLMCache `yaml:"lmcache"`
@@ -30,6 +32,24 @@ type KV struct {
 type KVLMCache struct {
 	Listen string `yaml:"listen"` // a loopback address, host:port; "" is nowhere
 	Chunk  int    `yaml:"chunk"`  // tokens of a chunk, a multiple of vLLM's block size; default 256
+}
+
+// KVPeers says how a KV node exchanges copies with those of other hosts: blocks, and the open
+// ends of streams, so that a worker there can go on with the streams of a host that is lost.
+// Who holds the authority's key of CA can read prompts, so it is one for KV nodes alone.
+type KVPeers struct {
+	Listen    string   `yaml:"listen"`    // IP:PORT for the others; "" is nowhere, and then there are no copies
+	Address   string   `yaml:"address"`   // by which they reach it, default Listen
+	ID        string   `yaml:"id"`        // default the host's name
+	Zone      string   `yaml:"zone"`      // copies go to another one first; default the mesh's
+	Nodes     []string `yaml:"nodes"`     // all nodes, ID=ZONE@HOST:PORT; default: those in the registry's Redis
+	Replicas  int      `yaml:"replicas"`  // hosts that are to have each block, default 2
+	Bandwidth Bytes    `yaml:"bandwidth"` // most bytes a second that go to others; default no bound
+	// Cert, Key and CA are PEM files for TLS between the nodes, without which Listen is a
+	// loopback address.
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	CA   string `yaml:"ca"`
 }
 
 // KVTiers are the tiers below the memory of a KV node, in the order in which it asks them.

@@ -51,6 +51,13 @@ func TestKVMistakes(t *testing.T) {
 		"kv: {node: true, dir: /dev/shm2, lmcache: {listen: '127.0.0.1:1'}}":                                        `p.yaml:12: kv.dir "/dev/shm2": kv.lmcache needs`,
 		"kv: {node: true, dir: /dev/shm/.., lmcache: {listen: '127.0.0.1:1'}}":                                      `p.yaml:12: kv.dir "/dev/shm/..": kv.lmcache needs`,
 		"kv: {node: true, lmcache: {listen: '127.0.0.1:1', chunk: -1}}":                                             "p.yaml:12: kv.lmcache.chunk -1: want 1 to 65536",
+		"kv: {peers: {listen: '127.0.0.1:1', nodes: [a=h:1]}}":                                                      "p.yaml:12: kv.peers needs a KV node",
+		"kv: {node: true, peers: {nodes: [a=h:1]}}":                                                                 "p.yaml:12: kv.peers: kv.peers.listen is missing",
+		"kv: {node: true, peers: {listen: 'h:1', nodes: [a=h:1]}}":                                                  `p.yaml:12: kv.peers.listen "h:1": want IP:PORT`,
+		"kv: {node: true, peers: {listen: '10.0.0.1:1', nodes: [a=h:1]}}":                                           `p.yaml:12: kv.peers.listen "10.0.0.1:1": want a loopback address, or cert`,
+		"kv: {node: true, peers: {listen: '10.0.0.1:1', nodes: [a=h:1], cert: c}}":                                  "p.yaml:12: kv.peers: cert, key and ca belong together",
+		"kv: {node: true, peers: {listen: '127.0.0.1:1'}}":                                                          "p.yaml:12: kv.peers: give kv.peers.nodes, or registry.redis",
+		"kv: {node: true, peers: {listen: '127.0.0.1:1', nodes: [a=h:1], replicas: 1}}":                             "p.yaml:12: kv.peers.replicas 1: want 2 or more",
 	} {
 		_, err := Parse(File{Name: "p.yaml", Data: []byte(kvMesh(kv))})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
@@ -69,5 +76,13 @@ func TestSplitS3(t *testing.T) {
 		if _, _, ok := SplitS3(bad); ok {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+// TestKVPeers: defaults of the nodes of other hosts.
+func TestKVPeers(t *testing.T) {
+	k := parse(t, kvMesh("kv: {node: true, peers: {listen: '10.0.0.1:9096', nodes: [a=z@10.0.0.1:9096], bandwidth: 1Gi, cert: c, key: k, ca: a}}")).Mesh.KV.Peers
+	if k.Replicas != 2 || k.Bandwidth != 1<<30 || len(k.Nodes) != 1 || k.CA != "a" {
+		t.Errorf("%+v", k)
 	}
 }

@@ -273,8 +273,16 @@ func (b Bytes) String() string {
 }
 
 // UnmarshalYAML reads a number with an optional Ki, Mi or Gi.
-func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
-	num, unit := n.Value, ""
+func (b *Bytes) UnmarshalYAML(n *yaml.Node) (err error) {
+	if *b, err = ParseBytes(n.Value); err != nil {
+		return fmt.Errorf("line %d: %w", n.Line, err)
+	}
+	return nil
+}
+
+// ParseBytes reads a number with an optional Ki, Mi or Gi.
+func ParseBytes(text string) (Bytes, error) {
+	num, unit := text, ""
 	if l := len(num); l > 2 {
 		switch u := num[l-2:]; u {
 		case "Ki", "Mi", "Gi":
@@ -284,11 +292,10 @@ func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
 	shift := map[string]int{"Ki": 10, "Mi": 20, "Gi": 30}[unit]
 	var v int64
 	if _, err := fmt.Sscanf(num+"\n", "%d\n", &v); err != nil || v <= 0 {
-		return fmt.Errorf("line %d: %q is no size: want for example 65536, 64Ki, 32Mi", n.Line, n.Value)
+		return 0, fmt.Errorf("%q is no size: want for example 65536, 64Ki, 32Mi", text)
 	}
 	if v > largest>>shift {
-		return fmt.Errorf("line %d: %q is too large a size: at most 1024Gi", n.Line, n.Value)
+		return 0, fmt.Errorf("%q is too large a size: at most 1024Gi", text)
 	}
-	*b = Bytes(v << shift)
-	return nil
+	return Bytes(v << shift), nil
 }

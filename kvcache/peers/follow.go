@@ -43,13 +43,17 @@ type follower struct {
 // followed is one tail that is copied.
 type followed struct {
 	// Guarded by the follower's lock.
-	spec   kvcache.TailSpec
-	next   int  // where it ends in the near store
-	sent   int  // where its copy ends
-	queued bool // it is in the queue, or being copied
-	final  bool // a higher attempt has taken over: there is nothing to be copied
-	grew   time.Time
-	tried  time.Time
+
+	// spec is as which the tail was opened or rotated last; with each other one it begins anew.
+	spec kvcache.TailSpec
+	// next is where it ends in the near store, and sent where its copy ends.
+	next, sent int
+	// queued says that it is in the queue, or being copied: by one goroutine at a time.
+	queued bool
+	// final says that a higher attempt has taken over: there is nothing to be copied.
+	final bool
+	// grew is when it grew last, and tried when it was last tried to copy it.
+	grew, tried time.Time
 	// The block behind which the tail was begun, and how many of its tokens the copy of the
 	// tail before has.
 	block kvcache.Key

@@ -4,14 +4,15 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // metrics counts what goes to and comes from the members. Safe for concurrent use.
 type metrics struct {
-	store      *Store
+	store *Store
+	// What was written: blocks, bytes by kind, and tokens of tails.
 	blocks     prometheus.Counter
-	bytes      *prometheus.CounterVec // by kind
+	bytes      *prometheus.CounterVec
 	tailTokens prometheus.Counter
-	dropped    prometheus.Counter
-	around     prometheus.Counter
-	failed     *prometheus.CounterVec // by peer
-	full       *prometheus.CounterVec // by peer
+	// What went wrong: growths of tails that nobody follows, reads that were asked of
+	// another member too, and by member calls without an answer and blocks without room.
+	dropped, around prometheus.Counter
+	failed, full    *prometheus.CounterVec
 }
 
 // newMetrics makes the metrics, and registers them unless reg is nil.

@@ -82,14 +82,23 @@ type Store struct {
 	stop context.CancelFunc
 	done sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	live    []placement.Member
-	members map[string]*member // by id: the live ones and those that are kept
-	past    []past
-	runs    map[kvcache.Key]run      // of blocks that were put
-	holders map[kvcache.Key][]string // ids of the members that have a block, as far as was heard
-	size    int                      // tokens of the last block; 0 is 64
+	// The lock is held for moments, and never while a member is called. The follower's lock
+	// is taken before this one.
+	mu     sync.Mutex
+	closed bool
+	// live are the members of now, without this host, by id.
+	live []placement.Member
+	// members are the live ones and those that are kept, by id.
+	members map[string]*member
+	// past is who was there before, the latest last.
+	past []past
+	// runs says where blocks are placed that were put; forgotten, a chain begins a new run.
+	runs map[kvcache.Key]run
+	// holders are the ids of the members that have a block, as far as was heard. It may be
+	// wrong either way: a member forgets without a word.
+	holders map[kvcache.Key][]string
+	// size is the tokens of the last block that was met; 0 is 64.
+	size int
 }
 
 var (

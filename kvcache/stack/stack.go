@@ -170,6 +170,16 @@ func (s *Stack) Behind() (blocks int64) {
 	return blocks
 }
 
+// BehindIn is how many tokens wait to be written, or are being written, to one tier.
+func (s *Stack) BehindIn(tier string) (tokens int64) {
+	for _, t := range s.tiers {
+		if t.Name == tier {
+			tokens += t.behind.tokens.Load()
+		}
+	}
+	return tokens
+}
+
 // Stats implements kvcache.Counted: those of the near store. The far ones have their own.
 func (s *Stack) Stats() kvcache.Stats {
 	if c, ok := s.near.(kvcache.Counted); ok {

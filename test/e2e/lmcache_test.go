@@ -115,7 +115,7 @@ func (h *kvHost) await(t *testing.T, socket string) {
 }
 
 // freeAddr is a loopback address that is free now.
-func freeAddr(t *testing.T) string {
+func freeAddr(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
