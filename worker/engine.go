@@ -154,7 +154,7 @@ type Token struct {
 	Cached  int       // prompt tokens that were not prefilled again; set on the first step
 	// Restored, set on the first step too, is how many of the ids, delivered tokens
 	// included, had their KV restored from outside. Exact says that the others were
-	// decoded one at a time, alone, as CatchUpExact wants.
+	// decoded one at a time, alone, as CatchUpExact wants, in a request that is Single.
 	// Lossy says that the KV was restored from a chain that is.
 	Restored int
 	Exact    bool

@@ -11,6 +11,7 @@ import (
 // is safe for concurrent use.
 type Request struct {
 	state   atomic.Int32
+	single  bool          // choices are generated one at a time
 	entered chan struct{} // closed when places were taken
 
 	mu     sync.Mutex
@@ -30,7 +31,8 @@ const (
 // NewRequest makes the Request of so many choices, of which at most atOnce are
 // generated at a time: that is how many places it takes.
 func NewRequest(choices, atOnce int) *Request {
-	return &Request{left: choices, places: min(choices, atOnce), entered: make(chan struct{})}
+	n := min(choices, atOnce)
+	return &Request{left: choices, places: n, single: n == 1, entered: make(chan struct{})}
 }
 
 // Enter lets a choice into an engine, which calls it at the beginning of Generate. The
@@ -85,6 +87,10 @@ func (r *Request) Places() int {
 	defer r.mu.Unlock()
 	return r.places
 }
+
+// Single reports whether no two choices of the request are generated beside each other,
+// and so share batches.
+func (r *Request) Single() bool { return r.single }
 
 // Entered is closed when the request has its places.
 func (r *Request) Entered() <-chan struct{} { return r.entered }

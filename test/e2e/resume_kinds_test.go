@@ -297,7 +297,7 @@ func (b *bench) restored(t *testing.T, k kind, want *ledger, at int) {
 			if over && w == (way{KV: "replayed"}) {
 				continue
 			}
-			if w.KV != "exact" && !(k.loose && w.KV == "restored") || w.Restored < 64 || w.Computed >= 64 {
+			if want := map[bool]string{false: "exact", true: "restored"}[k.loose]; w.KV != want || w.Restored < 64 || w.Computed >= 64 {
 				t.Errorf("went on as %+v, want exact with a block at least restored, and less than one computed", w)
 			}
 		}

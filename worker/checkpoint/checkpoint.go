@@ -227,11 +227,29 @@ func (k *Keeper) write() {
 	for j := range k.jobs {
 		ctx, cancel := context.WithTimeout(context.Background(), storeTime)
 		_, end := k.watch.begin(time.Now(), true)
-		j.s.store(ctx, j)
+		err := j.s.store(ctx, j)
 		end(time.Now())
+		if j.kind != endJob {
+			k.note(j.kind, err)
+		}
 		cancel()
 		k.queued.Add(-int64(len(j.data)))
 		k.buffers.put(j.data)
+	}
+}
+
+// note remembers what came of a write, and logs when the store stops and begins again to
+// take any. What was refused because of the stream says nothing about the store.
+func (k *Keeper) note(kind jobKind, err error) {
+	if errors.Is(err, kvcache.ErrStale) || errors.Is(err, kvcache.ErrGap) {
+		return
+	}
+	none, again := k.watch.wrote(time.Now(), kind, err)
+	switch {
+	case none:
+		k.cfg.Log.Warn("the KV store takes no checkpoints; streams go on without them", "kind", kind.String(), "err", err)
+	case again > 0:
+		k.cfg.Log.Info("the KV store takes checkpoints again", "kind", kind.String(), "after", again)
 	}
 }
 

@@ -1,14 +1,11 @@
 package checkpoint
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -360,25 +357,6 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// wrapped is a store that can be held up or broken.
-type wrapped struct {
-	Store
-	gate   chan struct{} // nil = open
-	broken atomic.Bool
-	puts   atomic.Int64
-}
-
-func (w *wrapped) Put(ctx context.Context, f *kvcache.Frame) error {
-	if w.gate != nil {
-		<-w.gate
-	}
-	if w.broken.Load() {
-		return errors.New("broken")
-	}
-	w.puts.Add(1)
-	return w.Store.Put(ctx, f)
-}
-
 // TestSlowStore: a store that does not answer delays no token; what was skipped is
 // counted, and made good when it answers again.
 func TestSlowStore(t *testing.T) {
@@ -417,37 +395,6 @@ func (r *rig) drain() {
 		case <-r.Context().Done():
 			r.Fatal("the queue does not drain")
 		}
-	}
-}
-
-// TestBrokenStore: what could not be stored is stored later, chain and tail whole.
-func TestBrokenStore(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "kv")
-	broken := &wrapped{}
-	cfg := Config{Block: 16, Interval: 4}
-	one := newRig(t, dir, "m", cfg, func(s Store) Store { broken.Store = s; return broken })
-	broken.broken.Store(true)
-	ids := one.prompt(20)
-	n := 0
-	var want []int32
-	for tok, err := range one.e.Generate(t.Context(), ids, one.with(params(200), stream(1))) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		want = append(want, tok.ID)
-		one.drain()
-		if n++; n == 70 {
-			broken.broken.Store(false)
-		}
-	}
-	one.flush()
-	if testutil.ToFloat64(one.k.metrics.failed.WithLabelValues("put")) == 0 {
-		t.Error("no failure is counted")
-	}
-	two := newRig(t, dir, "m", cfg, nil)
-	got, first := two.generate(slices.Concat(ids, want[:190]), two.with(resumed(params(200), 190), stream(2)), 20)
-	if !slices.Equal(got, want[190:]) || first.Restored != len(ids)+189 {
-		t.Errorf("%v with %d tokens restored, want %v and %d", got, first.Restored, want[190:], len(ids)+189)
 	}
 }
 

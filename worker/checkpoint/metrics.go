@@ -40,7 +40,7 @@ func newMetrics(reg prometheus.Registerer, k *Keeper, store kvcache.Store) *metr
 		restored: counter("restored_tokens_total", "Tokens whose KV was restored."),
 		left:     counter("abandoned_total", "Look-ups that were left at their deadline, or with their client, while the store had not answered."),
 		bytes:    vec("written_bytes_total", "Bytes of KV stored.", "kind"),
-		skipped:  vec("skipped_total", "Checkpoints skipped because the store was slow.", "kind"),
+		skipped:  vec("skipped_total", "Checkpoints skipped because the store was slow or had just failed.", "kind"),
 		failed:   vec("failed_total", "Operations that failed.", "op"),
 		restores: vec("restores_total", "Generations that looked for stored KV, by what came of it.", "result"),
 		refused:  vec("refused_total", "Stored KV that was not used, by reason.", "reason"),
@@ -57,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, k *Keeper, store kvcache.Store) *metr
 	reg.MustRegister(m.blocks, m.appends, m.stale, m.restored, m.left, m.bytes, m.skipped, m.failed, m.restores, m.refused, m.copyTime, m.restoreTime,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvmesh_kv_queue_bytes", Help: "Copies of KV that wait to be stored."},
 			func() float64 { return float64(k.queued.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvmesh_kv_degraded", Help: "1 while the store hangs or is too slow, and the worker goes on without it."},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvmesh_kv_degraded", Help: "1 while the store hangs, is too slow, or takes no checkpoints, and the worker goes on without it."},
 			func() float64 {
 				if k.Degraded() != "" {
 					return 1

@@ -72,13 +72,19 @@ const (
 	endJob // close the tail
 )
 
+// String names what is stored.
+func (k jobKind) String() string { return [...]string{"blocks", "tails", "ends"}[k] }
+
 // Step implements worker.KVSession.
 func (s *session) Step(tokens []int32, held int, last bool, take worker.KVCopy) {
 	if s.resting || !s.recover(held) {
 		return
 	}
-	if held >= s.wait || last {
+	switch {
+	case held >= s.wait || last:
 		s.copy(tokens, held, last, take)
+	case s.tail.spec.Attempt > 0 && (held-s.tailTo)%s.k.cfg.Interval == 0:
+		s.k.metrics.skipped.WithLabelValues("tail").Inc()
 	}
 	if last {
 		s.resting = true
@@ -194,8 +200,8 @@ func (s *session) broken(err error) {
 	s.resting = true
 }
 
-// store does one job; on the writer's goroutine.
-func (s *session) store(ctx context.Context, j job) {
+// store does one job, on the writer's goroutine.
+func (s *session) store(ctx context.Context, j job) error {
 	var err error
 	op := "append"
 	switch j.kind {
@@ -210,15 +216,16 @@ func (s *session) store(ctx context.Context, j job) {
 		}
 	}
 	if err == nil {
-		return
-	}
-	if errors.Is(err, kvcache.ErrStale) {
-		s.k.metrics.stale.Inc()
-	} else {
-		s.k.metrics.failed.WithLabelValues(op).Inc()
-		s.k.cfg.Log.Debug("store KV", "op", op, "first", j.first, "tokens", len(j.ids), "err", err)
+		return nil
 	}
 	s.report(j, err)
+	if errors.Is(err, kvcache.ErrStale) {
+		s.k.metrics.stale.Inc()
+		return err
+	}
+	s.k.metrics.failed.WithLabelValues(op).Inc()
+	s.k.cfg.Log.Debug("store KV", "op", op, "first", j.first, "tokens", len(j.ids), "err", err)
+	return err
 }
 
 // report tells the engine's side that a job was not done. Of several blocks the

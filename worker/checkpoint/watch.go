@@ -19,6 +19,15 @@ type watch struct {
 	calls  map[int]*call // that run
 	good   time.Time     // when the last call began that returned in time
 	probed time.Time     // when a hanging store was last asked
+
+	failed map[jobKind]failed // by the kind of write, where the last one failed
+}
+
+// failed says that writes have been failing.
+type failed struct {
+	since time.Time // the first of those in a row
+	n     int       // how many they are
+	why   error     // what the last one said
 }
 
 // call is one call of the store, or several in a row.
@@ -31,12 +40,14 @@ type call struct {
 const (
 	// mostLeft bounds the calls that nobody waits for. Each may hold a thread.
 	mostLeft = 8
+	// sayFailed is how many writes fail in a row before it is logged.
+	sayFailed = 3
 	// probeEvery is the time between two look-ups that a hanging store is asked for.
 	probeEvery = 5 * time.Second
 )
 
 func newWatch(patience time.Duration) *watch {
-	return &watch{patience: patience, calls: map[int]*call{}}
+	return &watch{patience: patience, calls: map[int]*call{}, failed: map[jobKind]failed{}}
 }
 
 // begin notes a call of the store; end must be called when it returns.
@@ -107,6 +118,27 @@ func (w *watch) writes(now time.Time) bool {
 	return true
 }
 
+// wrote notes what came of a write, and reports what is worth a line in a log: that the
+// store takes none, and that it takes them again, after so long.
+func (w *watch) wrote(now time.Time, kind jobKind, err error) (none bool, again time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f, was := w.failed[kind]
+	if err == nil {
+		delete(w.failed, kind)
+		if f.n >= sayFailed {
+			again = now.Sub(f.since)
+		}
+		return false, again
+	}
+	if !was {
+		f.since = now
+	}
+	f.n, f.why = f.n+1, err
+	w.failed[kind] = f
+	return f.n == sayFailed, 0
+}
+
 // degraded says why the store is not, or not fully, in use; "" for no reason.
 func (w *watch) degraded(now time.Time) string {
 	w.mu.Lock()
@@ -117,6 +149,11 @@ func (w *watch) degraded(now time.Time) string {
 		return fmt.Sprintf("the KV store has not answered for %v; the worker goes on without it", since.Truncate(time.Second))
 	case left >= mostLeft:
 		return fmt.Sprintf("the KV store is slow: %d look-ups that nobody waits for still run", left)
+	}
+	for _, kind := range []jobKind{blockJob, tailJob} {
+		if f, ok := w.failed[kind]; ok {
+			return fmt.Sprintf("the KV store takes no %v, for %v: %v", kind, now.Sub(f.since).Truncate(time.Second), f.why)
+		}
 	}
 	return ""
 }

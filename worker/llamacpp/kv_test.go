@@ -119,6 +119,31 @@ func TestResumeAtEveryOffset(t *testing.T) {
 	}
 }
 
+// TestExactIsOfOne: of two choices beside each other none is said to go on exactly.
+func TestExactIsOfOne(t *testing.T) {
+	ids := prompt(10, 3)
+	p := exactly(20)
+	book := &notebook{every: 10}
+	first := newRig(t, fakeConfig(), 256).withKV()
+	p.KV = book
+	first.finish(first.start(ids, p))
+	want := alone(t, ids, exactly(20), 128)
+	for _, tt := range []struct {
+		request *worker.Request
+		exact   bool
+	}{{worker.NewRequest(1, 4), true}, {worker.NewRequest(2, 1), true}, {worker.NewRequest(2, 4), false}} {
+		r := newRig(t, fakeConfig(), 256).withKV()
+		n := resumed(exactly(20), 8, nil)
+		n.Request = tt.request
+		u := r.start(slices.Concat(ids, want[:8]), n)
+		u.stored = worker.KVChain{Ranges: book.upTo(18)}
+		r.finish(u)
+		if got := u.got[0]; got.Exact != tt.exact || got.Restored == 0 {
+			t.Errorf("%d places: exact %v with %d restored, want %v", tt.request.Places(), got.Exact, got.Restored, tt.exact)
+		}
+	}
+}
+
 // TestFastCatchUp feeds the missing tokens as one batch.
 func TestFastCatchUp(t *testing.T) {
 	ids := prompt(10, 3)

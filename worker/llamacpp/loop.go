@@ -342,7 +342,9 @@ func (l *loop) choose(s *sequence, i int) error {
 			l.noteLast() // its other choices cannot be displaced any more
 		}
 		tok.Cached = min(max(s.restored, s.shared), s.prompt)
-		tok.Restored, tok.Exact, tok.Lossy = s.restored, s.exactTo > 0 && !s.mixed, s.lossy
+		tok.Restored, tok.Lossy = s.restored, s.lossy
+		// Choices beside each other shared batches before the cut, and will again.
+		tok.Exact = s.exactTo > 0 && !s.mixed && s.params.Request.Single()
 	}
 	switch {
 	case !s.params.IgnoreEOS && l.voc.ends(pick.ID):
