@@ -23,6 +23,7 @@ type kvNodeOptions struct {
 	arena.Config
 	tiers   tierOptions
 	peers   peerOptions
+	events  eventOptions
 	metrics string
 	resp    string
 }
@@ -71,6 +72,7 @@ by --registry-redis, for which REDIS_URL is taken where it is set.`,
 	f.StringVar(&o.metrics, "metrics", "", "ip:port of /health and /metrics (default none)")
 	o.tiers.add(f)
 	o.peers.add(f)
+	o.events.add(f)
 	_ = c.MarkFlagRequired("dir")
 	return c
 }
@@ -116,6 +118,9 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 		if err := o.serveRESP(ctx, e, store, group); err != nil {
 			return err
 		}
+	}
+	if err := o.events.serve(ctx, e, store, group); err != nil {
+		return err
 	}
 	served := kvnode.ServerConfig{Store: store, Below: below, Log: e.log}
 	if others != nil {

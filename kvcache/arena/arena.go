@@ -123,6 +123,7 @@ type Store struct {
 	limbo  map[uint32]*limbo // extents that left the index while somebody reads them, by first grain
 	out    int               // blocks lent in this process, and calls at work in the arena
 	peers  map[string]*peer  // readers in other processes
+	watch  watch
 
 	stop context.CancelFunc
 	done sync.WaitGroup

@@ -180,6 +180,7 @@ func (s *Store) addSpaceLocked(sp kvcache.Space) {
 // follow this one are joined to it, and tails that wait for it pin it.
 func (s *Store) insertLocked(e entry) {
 	id := s.index.insert(e)
+	s.tellStoredLocked(id)
 	s.sortInLocked(id)
 	parent := evict.None
 	if p, ok := s.index.byKey[e.parent]; ok && s.index.entries[p].space == e.space {
@@ -208,6 +209,7 @@ func (s *Store) removeLocked(id evict.ID) {
 // forgetLocked does all of it but for the policy.
 func (s *Store) forgetLocked(id evict.ID) {
 	e := s.index.entries[id]
+	s.tellRemovedLocked(&e)
 	for _, child := range s.index.after(e.key) {
 		if s.index.entries[child].space == e.space {
 			s.policy.Adopt(child, evict.None)
