@@ -285,8 +285,13 @@ func peerArgs(k policy.KVPeers, redisURL string) (args []string) {
 	}
 	args = []string{"--peer-listen", k.Listen, "--replicas", strconv.Itoa(k.Replicas)}
 	for _, f := range [][2]string{
-		{"--id", k.ID}, {"--zone", k.Zone}, {"--peer-address", k.Address}, {"--peers", strings.Join(k.Nodes, ",")},
-		{"--peer-tls-cert", k.Cert}, {"--peer-tls-key", k.Key}, {"--peer-tls-ca", k.CA},
+		{"--id", k.ID},
+		{"--zone", k.Zone},
+		{"--peer-address", k.Address},
+		{"--peers", strings.Join(k.Nodes, ",")},
+		{"--peer-tls-cert", k.Cert},
+		{"--peer-tls-key", k.Key},
+		{"--peer-tls-ca", k.CA},
 	} {
 		if f[1] != "" {
 			args = append(args, f[:]...)

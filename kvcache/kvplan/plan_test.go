@@ -119,8 +119,10 @@ func TestWindows(t *testing.T) {
 			t.Errorf("%s: %d bytes, want %d: %+v", name, got, want, s)
 		}
 	}
-	for _, bad := range []string{"", "[]", "{}", `{"num_hidden_layers":4}`, `{"num_hidden_layers":-4,"num_attention_heads":1,"hidden_size":1}`, `{"num_hidden_layers":4,"num_attention_heads":8,"hidden_size":4}`,
-		`{"num_hidden_layers":2,"num_attention_heads":1,"hidden_size":8,"layer_types":["linear_attention","mamba"]}`, `{"num_hidden_layers":4,"num_attention_heads":1,"head_dim":99999999}`} {
+	for _, bad := range []string{
+		"", "[]", "{}", `{"num_hidden_layers":4}`, `{"num_hidden_layers":-4,"num_attention_heads":1,"hidden_size":1}`, `{"num_hidden_layers":4,"num_attention_heads":8,"hidden_size":4}`,
+		`{"num_hidden_layers":2,"num_attention_heads":1,"hidden_size":8,"layer_types":["linear_attention","mamba"]}`, `{"num_hidden_layers":4,"num_attention_heads":1,"head_dim":99999999}`,
+	} {
 		if s, err := ParseConfig([]byte(bad)); err == nil {
 			t.Errorf("%s is taken: %+v", bad, s)
 		}
@@ -156,11 +158,15 @@ func TestGGUF(t *testing.T) {
 		fields map[string][]uint32
 		want   int64 // of 2,048 tokens
 	}{
-		"gemma 3": {"gemma3", map[string][]uint32{"block_count": {18}, "attention.head_count": {4}, "attention.head_count_kv": {1}, "attention.key_length": {256}, "attention.value_length": {256},
-			"embedding_length": {640}, "attention.sliding_window": {512}}, 1024 * (3*2048 + 15*512)},
+		"gemma 3": {"gemma3", map[string][]uint32{
+			"block_count": {18}, "attention.head_count": {4}, "attention.head_count_kv": {1}, "attention.key_length": {256}, "attention.value_length": {256},
+			"embedding_length": {640}, "attention.sliding_window": {512},
+		}, 1024 * (3*2048 + 15*512)},
 		"llama": {"llama", map[string][]uint32{"block_count": {32}, "attention.head_count": {32}, "attention.head_count_kv": {8}, "embedding_length": {4096}, "context_length": {8192}}, 131072 * 2048},
-		"MLA": {"deepseek2", map[string][]uint32{"block_count": {61}, "attention.head_count": {128}, "attention.head_count_kv": {128}, "attention.key_length": {192}, "attention.value_length": {128},
-			"attention.kv_lora_rank": {512}, "rope.dimension_count": {64}, "embedding_length": {7168}}, 70272 * 2048},
+		"MLA": {"deepseek2", map[string][]uint32{
+			"block_count": {61}, "attention.head_count": {128}, "attention.head_count_kv": {128}, "attention.key_length": {192}, "attention.value_length": {128},
+			"attention.kv_lora_rank": {512}, "rope.dimension_count": {64}, "embedding_length": {7168},
+		}, 70272 * 2048},
 		"heads of each layer":   {"some", map[string][]uint32{"block_count": {3}, "attention.head_count": {4}, "attention.head_count_kv": {2, 0, 1}, "embedding_length": {256}}, 3 * 2 * 64 * 2 * 2048},
 		"a window, who has it?": {"phi3", map[string][]uint32{"block_count": {2}, "attention.head_count": {1}, "embedding_length": {64}, "attention.sliding_window": {5}}, 2 * 2 * 64 * 2 * 2048},
 	} {
