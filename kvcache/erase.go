@@ -1,6 +1,9 @@
 package kvcache
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // Erasure says whose blocks and tails are to be erased.
 type Erasure struct {
@@ -13,12 +16,7 @@ type Erasure struct {
 
 // Has says whether a space is to be erased.
 func (e Erasure) Has(s Space) bool {
-	for _, root := range e.Roots(s.Fingerprint) {
-		if s.Root == root {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(e.Roots(s.Fingerprint), s.Root)
 }
 
 // Eraser is the ability of a store to erase what it has of a tenant, whatever the model.
