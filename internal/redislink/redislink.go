@@ -131,7 +131,7 @@ func (c Config) options() (*redis.Options, error) {
 	if opts.TLSConfig != nil {
 		err = files.use(opts.TLSConfig)
 	} else if files.cert != "" || files.key != "" {
-		err = errors.New("Redis: a certificate of this client needs rediss://")
+		err = errors.New("a client certificate for Redis needs rediss://")
 	}
 	return opts, err
 }
