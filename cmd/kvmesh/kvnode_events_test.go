@@ -82,7 +82,11 @@ func TestNodeEvents(t *testing.T) {
 // TestEventOptions: nobody but this host is told, and nothing without being asked.
 func TestEventOptions(t *testing.T) {
 	for _, o := range []eventOptions{
-		{listen: "tcp://0.0.0.0:0"}, {listen: "tcp://*:5557"}, {listen: "127.0.0.1:0"}, {tokenIDs: true}, {replay: "tcp://127.0.0.1:0"},
+		{listen: "tcp://0.0.0.0:0"},
+		{listen: "tcp://*:5557"},
+		{listen: "127.0.0.1:0"},
+		{tokenIDs: true},
+		{replay: "tcp://127.0.0.1:0"},
 		{listen: "tcp://127.0.0.1:0", replay: "tcp://192.0.2.1:0"},
 	} {
 		if err := o.serve(t.Context(), &env{log: slog.New(slog.DiscardHandler)}, nil, nil); err == nil {
