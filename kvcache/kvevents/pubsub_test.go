@@ -190,10 +190,9 @@ func TestRestart(t *testing.T) {
 
 // fake is a publisher under the test's control.
 type fake struct {
-	t       *testing.T
-	pub     net.Listener
-	replay  net.Listener
-	batches map[uint64]Batch
+	t      *testing.T
+	pub    net.Listener
+	replay net.Listener
 }
 
 func (f *fake) accept(l net.Listener, kind string, peers ...string) *zmtp.Conn {
