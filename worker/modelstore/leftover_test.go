@@ -56,3 +56,28 @@ func TestNothingUselessStays(t *testing.T) {
 		})
 	}
 }
+
+// A link in the place of a pull's folder is refused, and nothing behind it is touched.
+func TestNothingBehindALink(t *testing.T) {
+	for _, name := range []string{partialDir, filepath.Join(partialDir, "m@v1")} {
+		o, dir, other := newOrigin(t), t.TempDir(), t.TempDir()
+		kept := filepath.Join(other, "kept")
+		if err := os.WriteFile(kept, []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(other, link); err != nil {
+			t.Fatal(err)
+		}
+		url := o.publish(t, "m", "v1", map[string][]byte{"x": randomBytes(7, 10)})
+		if _, err := Open(dir).Pull(t.Context(), Sources{}, url, nil); err == nil || !strings.Contains(err.Error(), link+" is no folder") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(kept); err != nil {
+			t.Error(err)
+		}
+	}
+}

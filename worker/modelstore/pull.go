@@ -123,6 +123,12 @@ func (p *pull) run(ctx context.Context) error {
 	if err := os.MkdirAll(staging, 0o755); err != nil {
 		return err
 	}
+	// What is cleared away behind a link is not the store's.
+	for _, dir := range []string{filepath.Dir(staging), staging} {
+		if st, err := os.Lstat(dir); err != nil || !st.IsDir() {
+			return errors.Join(fmt.Errorf("%s is no folder of the store but a link: remove it", dir), err)
+		}
+	}
 	root, err := os.OpenRoot(staging)
 	if err != nil {
 		return err
