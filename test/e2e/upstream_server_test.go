@@ -231,14 +231,22 @@ func (u *upstream) goesOn(t *testing.T) {
 		for at := 2; at < len(evs)-2; at += 4 {
 			s := u.one.post(body, mesh(), "cut")
 			delivered := new(ledger)
+			whole := false
 			for range at {
 				ev, err := s.event()
+				if whole = errors.Is(err, io.EOF); whole { // a busy server has several tokens in an event
+					break
+				}
 				if err != nil {
 					t.Fatal(err)
 				}
 				delivered.add(ev)
 			}
 			s.close()
+			if whole {
+				t.Logf("cut at %d: the answer came in fewer events", at)
+				continue
+			}
 			got, ways, err := u.continued(t, body, delivered)
 			if err != nil { // vLLM's ids may end inside of a character
 				t.Logf("cut at %d: %v", at, err)
