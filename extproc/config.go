@@ -5,11 +5,13 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvmesh/kvmesh/extproc/picker"
+	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
@@ -22,6 +24,10 @@ type Config struct {
 	// Held is the budget, in bytes, of bodies that the gateway holds at once,
 	// shared with the relay. Required.
 	Held *semaphore.Weighted
+	// Known says what is known of the tokens of a request's prompt, so that the worker that holds
+	// its beginning is preferred. Learn, if not nil, is called with the decision. Neither waits. Nil
+	// is for where nobody follows what workers hold.
+	Known func(now time.Time, req *openai.Request) (known picker.Prompt, learn func(picker.Decision))
 	// Registerer takes the metrics. Required.
 	Registerer prometheus.Registerer
 	// Log takes what an operator should know. Required.

@@ -29,7 +29,7 @@ func (e *Exchange) body(now time.Time, body []byte) *extprocv3.ProcessingRespons
 	if err != nil {
 		return e.refuse(err)
 	}
-	d := e.s.cfg.Picker.Choose(now, picker.Request{Model: req.Model, Session: e.head.key()})
+	d := e.s.choose(now, req, e.head.key())
 	switch {
 	case !d.Known: // just started: Envoy knows the workers, this gateway does not yet
 		e.s.metrics.requests.WithLabelValues(outcomeUndecided).Inc()
@@ -42,6 +42,25 @@ func (e *Exchange) body(now time.Time, body []byte) *extprocv3.ProcessingRespons
 		return e.refuse(openai.Unavailable(time.Second, "No worker takes requests for this model at the moment. Please try again."))
 	}
 	return e.send(req, body, d)
+}
+
+// choose routes a request and chooses its worker.
+func (s *Server) choose(now time.Time, req *openai.Request, session string) picker.Decision {
+	r := picker.Request{Model: req.Model, Session: session}
+	if s.cfg.Known == nil {
+		return s.cfg.Picker.Choose(now, r)
+	}
+	var learn func(picker.Decision)
+	r.Prompt, learn = s.cfg.Known(now, req)
+	d := s.cfg.Picker.Choose(now, r)
+	if learn != nil {
+		learn(d)
+	}
+	if len(d.Candidates) > 0 && d.Candidates[0].Held > 0 {
+		s.metrics.held.Inc()
+		s.metrics.heldTokens.Add(float64(d.Candidates[0].Held))
+	}
+	return d
 }
 
 // send carries a decision out. The body goes back only when it changed: at 32 KB

@@ -21,6 +21,8 @@ type metrics struct {
 	passthrough *prometheus.CounterVec
 	panics      prometheus.Counter
 	steps       prometheus.Histogram
+	held        prometheus.Counter
+	heldTokens  prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -42,8 +44,16 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Help:    "Time to decide about one message of Envoy.",
 			Buckets: prometheus.ExponentialBuckets(2e-6, 4, 9),
 		}),
+		held: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvmesh_prefix_requests_total",
+			Help: "Requests whose first choice holds the beginning of their prompt, as KV events tell.",
+		}),
+		heldTokens: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvmesh_prefix_tokens_total",
+			Help: "Tokens that it holds of them.",
+		}),
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.passthrough, m.panics, m.steps} {
+	for _, c := range []prometheus.Collector{m.requests, m.passthrough, m.panics, m.steps, m.held, m.heldTokens} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

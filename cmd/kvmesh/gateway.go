@@ -102,12 +102,22 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	log := e.log.With("part", "gateway")
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	pick, err := picker.New(picker.Config{Policy: set, Zone: o.zone})
+	egress := func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", s.egress) }
+	choice, decide := picker.Config{Policy: set, Zone: o.zone}, extproc.Config{Policy: set, Registerer: reg, Log: log}
+	known, err := newPrefixes(set, reg, log, egress)
+	if err != nil {
+		return err
+	}
+	if known != nil {
+		choice.Held, decide.Known = known.held, known.prompts.Known
+	}
+	pick, err := picker.New(choice)
 	if err != nil {
 		return err
 	}
 	held := semaphore.NewWeighted(int64(set.Mesh.HeldBodies))
-	ext, err := extproc.New(extproc.Config{Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log})
+	decide.Picker, decide.Held = pick, held
+	ext, err := extproc.New(decide)
 	if err != nil {
 		return err
 	}
@@ -125,14 +135,12 @@ func runGateway(ctx context.Context, e *env, o gatewayOptions) error {
 	}
 	rel, err := relay.New(relay.Config{
 		Streams: streams, Socket: s.relay, Policy: set, Picker: pick, Held: held, Registerer: reg, Log: log, Drain: o.handover, Secret: secret, Tracing: traces,
-		DialEgress: func(ctx context.Context) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", s.egress)
-		},
+		DialEgress: egress,
 	})
 	if err != nil {
 		return err
 	}
-	g := gateway{options: o, sockets: s, log: log, pick: pick, ext: ext, rel: rel}
+	g := gateway{options: o, sockets: s, log: log, pick: pick, ext: ext, rel: rel, known: known}
 	g.admin.Handle("/v1/streams", rel.StreamsHandler())
 	g.admin.Handle("/v1/streams/", rel.StreamsHandler())
 	g.admin.Handle("/", extproc.AdminHandler(pick, reg))
@@ -171,6 +179,7 @@ type gateway struct {
 	pick    *picker.Picker
 	ext     *extproc.Server
 	rel     *relay.Relay
+	known   *prefixes // nil where nobody is followed
 	admin   http.ServeMux
 }
 
@@ -212,6 +221,9 @@ func (g *gateway) run(ctx context.Context) error {
 	group, serving := errgroup.WithContext(serving)
 	group.Go(func() error { return g.ext.Run(serving, extLis) })
 	group.Go(func() error { return g.rel.Run(serving, relLis) })
+	if g.known != nil {
+		group.Go(func() error { g.known.run(serving); return nil })
+	}
 	group.Go(func() error { return serveHTTP(serving, g.options.metrics, signed(&g.admin)) })
 	group.Go(func() error {
 		select {

@@ -119,7 +119,7 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 			return err
 		}
 	}
-	if err := o.events.serve(ctx, e, store, group); err != nil {
+	if err := o.events.serve(ctx, e, store, registry, group); err != nil {
 		return err
 	}
 	served := kvnode.ServerConfig{Store: store, Below: below, Log: e.log}

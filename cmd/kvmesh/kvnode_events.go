@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
@@ -31,7 +32,7 @@ func (o *eventOptions) add(f *pflag.FlagSet) {
 const mostTold = 32 << 10
 
 // serve has the node tell of what its memory holds.
-func (o *eventOptions) serve(ctx context.Context, e *env, store *arena.Store, group *errgroup.Group) error {
+func (o *eventOptions) serve(ctx context.Context, e *env, store *arena.Store, registry prometheus.Registerer, group *errgroup.Group) error {
 	if o.listen == "" {
 		if o.replay != "" || o.topic != "" || o.tokenIDs || o.arrays {
 			return usagef("--events-replay, --events-topic, --events-token-ids and --events-arrays need --events")
@@ -50,6 +51,7 @@ func (o *eventOptions) serve(ctx context.Context, e *env, store *arena.Store, gr
 		}
 	}
 	p := kvevents.NewPublisher(kvevents.PublisherConfig{Topic: o.topic, Encoding: kvevents.Encoding{Arrays: o.arrays}, Log: e.log})
+	registry.MustRegister(p)
 	store.Watch(blockEvents{p}, mostTold, o.tokenIDs)
 	e.log.Info("KV events are told", "at", o.listen, "replay", o.replay, "topic", o.topic, "token_ids", o.tokenIDs)
 	group.Go(func() error { return p.Serve(ctx, l, replay) })

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -42,9 +44,13 @@ func TestNodeEvents(t *testing.T) {
 	put(first, 0, ids[:2])
 	ctx, cancel := context.WithCancel(t.Context())
 	group, ctx := errgroup.WithContext(ctx)
+	registry := prometheus.NewPedanticRegistry()
 	o := eventOptions{listen: "ipc://" + dir + "/e", replay: "ipc://" + dir + "/r", tokenIDs: true}
-	if err := o.serve(ctx, &env{log: slog.New(slog.NewTextHandler(io.Discard, nil))}, store, group); err != nil {
+	if err := o.serve(ctx, &env{log: slog.New(slog.NewTextHandler(io.Discard, nil))}, store, registry, group); err != nil {
 		t.Fatal(err)
+	}
+	if n, err := testutil.GatherAndCount(registry, "kvmesh_kv_events_subscribers", "kvmesh_kv_events_lost_total"); err != nil || n != 2 {
+		t.Errorf("%d metrics, %v", n, err)
 	}
 	index := kvevents.NewIndex(0)
 	sub, err := kvevents.NewSubscriber(kvevents.SubscriberConfig{
@@ -89,7 +95,7 @@ func TestEventOptions(t *testing.T) {
 		{replay: "tcp://127.0.0.1:0"},
 		{listen: "tcp://127.0.0.1:0", replay: "tcp://192.0.2.1:0"},
 	} {
-		if err := o.serve(t.Context(), &env{log: slog.New(slog.DiscardHandler)}, nil, nil); err == nil {
+		if err := o.serve(t.Context(), &env{log: slog.New(slog.DiscardHandler)}, nil, nil, nil); err == nil {
 			t.Errorf("%+v is taken", o)
 		}
 	}

@@ -16,5 +16,7 @@
 //	workers behind an open breaker
 //
 // and within each line by estimated load over capacity and weight; those about as
-// good as the first take turns. A session's worker goes before all of them while it has a free sequence.
+// good as the first take turns. There a worker with a free sequence that holds the KV of
+// the prompt's beginning counts as less loaded, by the share of the work that it is spared, as
+// Config.Held tells. A session's worker goes before all of them while it has a free sequence.
 package picker

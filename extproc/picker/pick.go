@@ -18,12 +18,26 @@ type Request struct {
 	Session string   // key of affinity, "" for none
 	Exclude []string // ids of workers that must not be chosen
 
+	// Prompt is what is known of the prompt's tokens; the zero Prompt prefers nobody for what
+	// it holds of it.
+	Prompt Prompt
+
 	// For a stream that goes on elsewhere: only workers that know the relay by a secret
 	// of that mark, with those weights, and only the one of an id where it is given. Then
 	// free KV counts, too.
 	RelayMark, Fingerprint, Only string
 
 	named bool // the policy names the model: workers need not list it
+}
+
+// Prompt is the beginning of a prompt as workers compute it.
+type Prompt struct {
+	// IDs are its tokens from the first on, as far as they are known. Read-only.
+	IDs []int32
+	// Tokens is about how many it has in all, at least len(IDs).
+	Tokens int
+	// Salt is the request's cache_salt, without which KV is not shared.
+	Salt string
 }
 
 // Decision is the outcome of a Pick, with its reasons.
@@ -65,6 +79,8 @@ type Candidate struct {
 	Load int64 `json:"load"`
 	// Utilization is the share of the worker in use, 1 is full.
 	Utilization float64 `json:"utilization"`
+	// Held is how many tokens of the prompt, from its beginning on, need not be computed there.
+	Held int `json:"held,omitempty"`
 }
 
 // Lines of the order of candidates.
@@ -120,6 +136,10 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 	if r.Session != "" {
 		session = xxhash.Sum64String(r.Session)
 	}
+	var held map[string]int
+	if len(r.Prompt.IDs) > 0 && p.cfg.Held != nil {
+		held = p.cfg.Held(r.Prompt)
+	}
 	strangers := 0
 	for _, w := range takers {
 		if !r.named && !w.serves(r.Model) {
@@ -136,6 +156,7 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 			}
 			c.score /= max(1-w.kvUsage, 0.02)
 		}
+		c.holds(held[w.ID], r.Prompt.Tokens)
 		ranking.add(c)
 		if r.Session != "" {
 			ranking.affine(c, mix(session^w.hash))
@@ -156,7 +177,7 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 	for i, c := range ranking.top {
 		d.Candidates[i] = Candidate{
 			ID: c.w.ID, Address: c.w.Address, Zone: c.w.Zone,
-			Order: c.order, Score: c.score, Load: c.load, Utilization: c.utilization,
+			Order: c.order, Score: c.score, Load: c.load, Utilization: c.utilization, Held: c.held,
 		}
 	}
 	return d

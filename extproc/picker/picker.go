@@ -28,6 +28,9 @@ type Config struct {
 	// BreakFor is how long a breaker opens for the first time; it doubles with
 	// each further time up to 30 times that. 0 means 1 s.
 	BreakFor time.Duration
+	// Held tells how many tokens of a prompt workers hold from its beginning on, by their ids;
+	// nil where nobody knows. It is called for each choice, by many at once, and never waits.
+	Held func(Prompt) map[string]int
 }
 
 // Validate fills in defaults and reports the first field that cannot be used.

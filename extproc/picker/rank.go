@@ -13,6 +13,34 @@ type ranked struct {
 	load        int64
 	utilization float64
 	chosen      uint64 // number of the last choice that it won, 0 for never
+	held        int    // tokens of the prompt that it need not compute
+}
+
+const (
+	// mostHeld is the most of the work of a request that a worker is taken to be spared that holds
+	// its prompt.
+	mostHeld = 2. / 3
+	// answerWorth is about how many tokens of a prompt take the time of the rest of an answer, so
+	// that a short prompt moves nobody.
+	answerWorth = 256
+	// heldRoom is the part of a worker's capacity up to which some requests more or less are not felt.
+	heldRoom = 1. / 4
+)
+
+// holds counts what a worker holds of a prompt of so many tokens: as requests that it has fewer, a
+// share of those that it has, or of heldRoom if that is more. So one that holds all of a long prompt may
+// have three times as many as one that holds nothing, or a sixth of its capacity. It
+// counts within a line only, so never over health, breaker or zone, and not where the request would have
+// to wait: that takes longer than to compute the prompt elsewhere.
+func (c *ranked) holds(held, of int) {
+	if held <= 0 || c.full() {
+		return
+	}
+	of = max(of, held)
+	c.held = held
+	spared := mostHeld * float64(held) / float64(of+answerWorth)
+	load := float64(c.load + 1)
+	c.score *= max(load-spared*max(load, heldRoom*c.w.capacity), load/64) / load
 }
 
 // before reports whether c goes before o. Of equals the one that was chosen

@@ -2,10 +2,12 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"net"
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -26,6 +28,19 @@ type KV struct {
 	// LMCache lets vLLM on this host keep its KV in that memory. It needs Node, and Dir below
 	// /dev/shm or not given.
 	LMCache KVLMCache `yaml:"lmcache"`
+	// Events are the publishers that the gateway follows to know which worker holds the
+	// beginning of a prompt; default none. They need no Node: vLLM has a publisher itself.
+	Events []KVEvents `yaml:"events"`
+}
+
+// KVEvents is one publisher of KV events, of a KV node or of vLLM.
+type KVEvents struct {
+	Address string `yaml:"address"` // tcp://HOST:PORT or ipc://PATH
+	Replay  string `yaml:"replay"`  // where it tells again what was missed; default nowhere
+	Topic   string `yaml:"topic"`   // what topics begin with that are followed; default all
+	// Workers are the ids of those that find there what it tells of: those of the pools, and of
+	// workers that register.
+	Workers []string `yaml:"workers"`
 }
 
 // KVLMCache is where vLLM's connector of LMCache finds a KV node.
@@ -124,6 +139,7 @@ func (p *parser) kv(k *KV, at Place) {
 		p.wrong(at, "kv.tiers.keys", "kv.tiers.keys: there is no tier that they are for")
 	}
 	p.kvLMCache(k, at)
+	p.kvEvents(k.Events, at)
 	if t.Redis.URL != "" {
 		p.kvRedis(t.Redis, at)
 	}
@@ -154,6 +170,51 @@ func (p *parser) kvLMCache(k *KV, at Place) {
 	case k.Dir != "" && !strings.HasPrefix(filepath.Clean(k.Dir)+"/", sharedMemory+"/"):
 		p.wrong(at, "kv.dir", "kv.dir %.80q: kv.lmcache needs one below %s, where engines open the memory", k.Dir, sharedMemory)
 	}
+}
+
+// mostEvents bounds the publishers that a gateway follows.
+const mostEvents = 1024
+
+// kvEvents checks whom the gateway follows.
+func (p *parser) kvEvents(all []KVEvents, at Place) {
+	if len(all) > mostEvents {
+		p.wrong(at, "kv.events", "kv.events: %d publishers, at most %d", len(all), mostEvents)
+		return
+	}
+	seen := map[string]bool{}
+	for i, e := range all {
+		path := fmt.Sprintf("kv.events[%d]", i)
+		for name, address := range map[string]string{".address": e.Address, ".replay": e.Replay} {
+			if (name == ".address" || address != "") && !eventAddress(address) {
+				p.wrong(at, path+name, "%s%s %.80q: want tcp://HOST:PORT or ipc://PATH", path, name, address)
+			}
+		}
+		if seen[e.Address] {
+			p.wrong(at, path+".address", "%s.address %.80q stands twice", path, e.Address)
+		}
+		seen[e.Address] = true
+		if len(e.Workers) == 0 {
+			p.wrong(at, path, "%s: %s.workers are missing", path, path)
+		}
+		for j, id := range e.Workers {
+			// A listed server's id has its port.
+			if id == "" || len(id) > mostID || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r == '/' || r > '~' }) {
+				field := fmt.Sprintf("%s.workers[%d]", path, j)
+				p.wrong(at, field, "%s %.80q: want the id of a worker", field, id)
+			}
+		}
+	}
+}
+
+// eventAddress says whether it is an address of ZeroMQ that one can connect to.
+func eventAddress(s string) bool {
+	if path, ok := strings.CutPrefix(s, "ipc://"); ok {
+		return path != ""
+	}
+	at, ok := strings.CutPrefix(s, "tcp://")
+	host, port, err := net.SplitHostPort(at)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return ok && err == nil && host != "" && host != "*" && bad == nil && n > 0
 }
 
 // kvRedis checks where Redis is.

@@ -53,11 +53,15 @@ func decodeBatch(b []byte) (batch Batch, err error) {
 	if err != nil {
 		return batch, fmt.Errorf("events: %w", err)
 	}
+	hashes := 0
 	for i := range n {
 		var e Event
 		var known bool
 		if e, known, b, err = decodeEvent(b); err != nil {
 			return batch, fmt.Errorf("event %d: %w", i, err)
+		}
+		if hashes += len(e.Hashes); hashes > mostHashes {
+			return batch, fmt.Errorf("more than %d hashes", mostHashes)
 		}
 		if known {
 			batch.Events = append(batch.Events, e)
@@ -80,6 +84,10 @@ func decodeBatch(b []byte) (batch Batch, err error) {
 	}
 	return batch, nil
 }
+
+// mostHashes is how many hashes a batch may have: 2 million tokens in blocks of 16. A number can be one
+// byte there and is 34 in memory.
+const mostHashes = 128 << 10
 
 // decodeEvent reads one event, in either form.
 func decodeEvent(b []byte) (e Event, known bool, rest []byte, err error) {
@@ -244,6 +252,9 @@ func readHashes(b []byte) (hashes []Hash, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if n > mostHashes {
+		return nil, fmt.Errorf("%d hashes", n)
+	}
 	hashes = make([]Hash, n)
 	for i := range hashes {
 		if hashes[i], b, err = readHash(b); err != nil {
@@ -276,6 +287,9 @@ func readExtra(b []byte) (extra [][]byte, err error) {
 	n, b, err := msgp.ReadArrayHeaderBytes(b)
 	if err != nil || n == 0 {
 		return nil, err
+	}
+	if n > mostHashes {
+		return nil, fmt.Errorf("%d keys", n)
 	}
 	extra = make([][]byte, n)
 	for i := range extra {

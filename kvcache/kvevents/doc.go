@@ -34,7 +34,8 @@
 // messages are left out, and an empty batch follows when there is nothing else to tell; it sees
 // that by the sequence numbers, asks the ROUTER, and where that
 // does not have them any more it begins anew with nothing. So it does after each connection that
-// ended, since the process at the other end may be another one.
+// ended, since the process at the other end may be another one, and after what it cannot read,
+// which ends the connection. While a publisher is away nothing of it counts.
 //
 // # Who may listen
 //

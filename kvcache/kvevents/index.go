@@ -106,8 +106,39 @@ func (x *Index) Forget(worker string) {
 	delete(x.workers, worker)
 }
 
+// atOnce is how many blocks are taken in before those who ask have their turn: some tenths of a
+// millisecond.
+const atOnce = 256
+
 // Apply takes in what a worker's publisher tells.
 func (x *Index) Apply(worker string, b Batch) {
+	for _, e := range b.Events {
+		for len(e.Hashes) > atOnce {
+			x.apply(worker, e.cut(atOnce))
+		}
+		x.apply(worker, e)
+	}
+}
+
+// cut takes the first n blocks off the event and returns them as one.
+func (e *Event) cut(n int) Event {
+	first := *e
+	first.Hashes, e.Hashes = e.Hashes[:n], e.Hashes[n:]
+	if e.Kind != BlockStored {
+		return first
+	}
+	if len(e.IDs) > 0 {
+		first.IDs, e.IDs = e.IDs[:n*e.BlockSize], e.IDs[n*e.BlockSize:]
+	}
+	if e.Extra != nil {
+		first.Extra, e.Extra = e.Extra[:n], e.Extra[n:]
+	}
+	e.Parent = first.Hashes[n-1]
+	return first
+}
+
+// apply takes in one event.
+func (x *Index) apply(worker string, e Event) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	w := x.workers[worker]
@@ -118,19 +149,16 @@ func (x *Index) Apply(worker string, b Batch) {
 		w = &holder{blocks: map[Hash]held{}, chains: map[chain]uint32{}, sizes: map[int]int{}}
 		x.workers[worker] = w
 	}
-	for i := range b.Events {
-		e := &b.Events[i]
-		switch {
-		case e.Kind == AllBlocksCleared:
-			clear(w.blocks)
-			clear(w.chains)
-			clear(w.sizes)
-		case e.Group != 0: // of other layers
-		case e.Kind == BlockStored:
-			w.store(e, x.most)
-		case e.Kind == BlockRemoved:
-			w.remove(e)
-		}
+	switch {
+	case e.Kind == AllBlocksCleared:
+		clear(w.blocks)
+		clear(w.chains)
+		clear(w.sizes)
+	case e.Group != 0: // of other layers
+	case e.Kind == BlockStored:
+		w.store(&e, x.most)
+	case e.Kind == BlockRemoved:
+		w.remove(&e)
 	}
 }
 
@@ -246,8 +274,12 @@ type Prompt struct {
 	LoRA, Salt string
 }
 
+// mostSteps bounds the blocks that one question follows: a millisecond or two.
+const mostSteps = 8 << 10
+
 // Held tells how many tokens of a prompt each worker holds from its beginning on. Workers that hold
-// none are not in it. Its time depends on the longest that any of them holds.
+// none are not in it. Its time depends on the longest that any of them holds, and ends with
+// 8192 blocks.
 func (x *Index) Held(p Prompt) map[string]int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -257,10 +289,11 @@ func (x *Index) Held(p Prompt) map[string]int {
 			sizes[size] = append(sizes[size], name)
 		}
 	}
+	steps := 0
 	for size, names := range sizes {
 		var at chain
 		salt := p.Salt
-		for n := size; n <= len(p.IDs) && len(names) > 0; n += size {
+		for n := size; n <= len(p.IDs) && len(names) > 0 && steps < mostSteps; n, steps = n+size, steps+1 {
 			at = at.next(p.IDs[n-size:n], extraKeys(p.LoRA, salt))
 			salt = ""
 			names = slices.DeleteFunc(names, func(name string) bool { return x.workers[name].chains[at] == 0 })

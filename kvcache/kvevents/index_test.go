@@ -93,3 +93,22 @@ func TestIndexOdd(t *testing.T) {
 	holds(t, x, Prompt{IDs: []int32{1, 2}}, map[string]int{})
 	holds(t, x, Prompt{IDs: []int32{8, 8}}, map[string]int{"a": 2})
 }
+
+// TestIndexLong: an event with more blocks than are taken in at once is one event all the same.
+func TestIndexLong(t *testing.T) {
+	const blocks = 2*atOnce + 7
+	e := Event{Kind: BlockStored, IDs: make([]int32, 2*blocks), BlockSize: 2, Extra: make([][]byte, blocks)}
+	for i := range blocks {
+		e.Hashes = append(e.Hashes, HashNumber(uint64(i+1)))
+		e.IDs[2*i] = int32(i)
+	}
+	e.Extra[0] = []byte("\x91\xa1s")
+	x := NewIndex(0)
+	x.Apply("a", Batch{Events: []Event{e, {Kind: BlockStored, Hashes: make([]Hash, 2*atOnce), BlockSize: 1}}})
+	holds(t, x, Prompt{IDs: e.IDs, Salt: "s"}, map[string]int{"a": 2 * blocks})
+	if st := x.Stats("a"); st.Blocks != blocks || st.Nameless != 2*atOnce {
+		t.Errorf("%+v", st)
+	}
+	x.Apply("a", Batch{Events: []Event{{Kind: BlockRemoved, Hashes: e.Hashes[3:]}}})
+	holds(t, x, Prompt{IDs: e.IDs, Salt: "s"}, map[string]int{"a": 6})
+}

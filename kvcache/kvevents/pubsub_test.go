@@ -257,11 +257,35 @@ func TestGap(t *testing.T) {
 		defer l.mu.Unlock()
 		return slices.Equal([]uint64{8, 9}, l.hashes)
 	})
-	f.write(z, []byte("x"), []byte("short"), nil)
 	f.write(z, nil, binary.BigEndian.AppendUint64(nil, 10), []byte("no batch"))
 	await(t, "forgotten", func() bool { return l.has(0) })
-	if st := sub.Stats(); st.Gaps != 2 || st.Wrong != 2 || st.Resets != 3 {
+	if st := sub.Stats(); st.Gaps != 2 || st.Wrong != 1 || st.Resets != 3 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestHostile: what cannot be read ends the connection, and nothing that was told on it counts any
+// more; the next one is followed as if nothing had been.
+func TestHostile(t *testing.T) {
+	f := &fake{t: t, pub: listen(t, ""), replay: listen(t, "")}
+	defer f.pub.Close()
+	defer f.replay.Close()
+	sub, l := follow(t, SubscriberConfig{Address: "tcp://" + f.pub.Addr().String()})
+	one := binary.BigEndian.AppendUint64(nil, 1)
+	many := []byte("\x93\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x91\x92\xacBlockRemoved\xdd\x00\x02\x00\x01")
+	many = append(append(many, make([]byte, mostHashes+1)...), 0) // one hash more than is taken, a byte each
+	for i, frames := range [][][]byte{
+		{[]byte("x"), []byte("short"), nil},
+		{nil},
+		{nil, one, nil},
+		{nil, one, []byte("no batch")},
+		{nil, one, many},
+	} {
+		z := f.accept(f.pub, "PUB", "SUB")
+		f.write(z, nil, make([]byte, 8), f.payload(0))
+		await(t, "followed", func() bool { return l.has(1) })
+		f.write(z, frames...)
+		await(t, "forgotten", func() bool { return l.has(0) && sub.Stats().Wrong == uint64(i+1) && !sub.Stats().Connected })
 	}
 }
 

@@ -28,7 +28,7 @@ type SubscriberConfig struct {
 	// Most is the bytes that a message may have; 0 is 8 MiB.
 	Most int
 	// OnBatch gets each batch, in order and once. OnReset is called where nothing of what was told
-	// before counts any more, at the beginning, too. Neither is called while the other is. What
+	// before counts any more: at the beginning and the end of a connection, too. Neither is called while the other is. What
 	// they take their time for the publisher keeps or leaves out. Both are required.
 	OnBatch func(Batch)
 	OnReset func()
@@ -112,8 +112,11 @@ func (s *Subscriber) Run(ctx context.Context) {
 	for wait := leastWait; ctx.Err() == nil; {
 		began := time.Now()
 		err := s.session(ctx)
-		if s.connected.Swap(false) && time.Since(began) > mostWait {
-			wait = leastWait
+		if s.connected.Swap(false) {
+			s.reset() // who is not there holds nothing that anybody knows of
+			if time.Since(began) > mostWait {
+				wait = leastWait
+			}
 		}
 		if ctx.Err() != nil {
 			return
@@ -171,14 +174,16 @@ func (s *Subscriber) session(ctx context.Context) error {
 		}
 		if len(m) != 3 || len(m[1]) != 8 || !strings.HasPrefix(string(m[0]), s.cfg.Topic) {
 			s.wrong.Add(1)
-			continue
+			return errors.New("a message that has no batch")
 		}
 		seq := binary.BigEndian.Uint64(m[1])
 		if s.any && seq > s.next {
 			s.gaps.Add(1)
 			s.replay(ctx)
 		}
-		s.take(seq, m[2])
+		if err := s.take(seq, m[2]); err != nil {
+			return err
+		}
 	}
 }
 
@@ -188,10 +193,12 @@ func (s *Subscriber) reset() {
 	s.cfg.OnReset()
 }
 
-// take takes in a batch, unless it was there before.
-func (s *Subscriber) take(seq uint64, payload []byte) {
+// take takes in a batch, unless it was there before. The error is of one that is none. The connection
+// is to end with it, so that a publisher which tells such things is heard again in a while and not
+// at the speed of the network.
+func (s *Subscriber) take(seq uint64, payload []byte) error {
 	if s.any && seq < s.next {
-		return
+		return nil
 	}
 	if s.any && seq > s.next {
 		s.reset() // what is missing is lost
@@ -200,12 +207,11 @@ func (s *Subscriber) take(seq uint64, payload []byte) {
 	b, err := Decode(payload)
 	if err != nil {
 		s.wrong.Add(1)
-		s.cfg.Log.Warn("KV events: what came is not understood, and all is forgotten", "address", s.cfg.Address, "seq", seq)
-		s.reset()
-		return
+		return fmt.Errorf("batch %d is not understood: %w", seq, err)
 	}
 	s.batches.Add(1)
 	s.cfg.OnBatch(b)
+	return nil
 }
 
 // replay asks for what is missing. Where that fails the gap shows with the next batch.
@@ -243,6 +249,8 @@ func (s *Subscriber) ask(ctx context.Context) error {
 		if seq == endSeq {
 			return nil
 		}
-		s.take(seq, m[len(m)-1])
+		if err := s.take(seq, m[len(m)-1]); err != nil {
+			return err
+		}
 	}
 }
