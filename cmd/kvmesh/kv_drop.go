@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/dirstore"
 )
 
 func kvInvalidateCommand(o *kvStore) *cobra.Command {
@@ -21,7 +25,11 @@ the blocks it computes from now on: stop it first if those are not wanted.
 
 With --tenant it erases what there is of one tenant, the cache_salt of its requests, of
 all models: blocks and tails, in the memory and, by the node, in its tiers. What is
-computed for the tenant meanwhile may stay.`,
+computed for the tenant meanwhile may stay.
+
+A node has the nodes of other hosts do the same, with their memory and disks. One that is
+away is named, the command then exits with 1, and it is told when it is back.
+A fingerprint in full is dropped there also where this host has nothing of it.`,
 		Example: "  kvmesh kv invalidate --model gemma-3-270m\n  kvmesh kv invalidate --fingerprint 6f74ab7a8555b747 --dry-run\n  kvmesh kv invalidate --tenant acme -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant != "" {
@@ -40,29 +48,12 @@ computed for the tenant meanwhile may stay.`,
 			defer s.Close()
 			list, err := o.models(c.Context(), s)
 			if err == nil {
-				list, err = pick(list, name, fingerprint)
+				list, err = pickOrName(list, name, fingerprint)
 			}
 			if err != nil {
 				return err
 			}
-			views := []kvModel{}
-			for _, m := range list {
-				v := kvModelView(m)
-				views = append(views, v)
-				if !dryRun {
-					if err := s.Drop(c.Context(), m.Fingerprint); err != nil {
-						return err
-					}
-				}
-				if !js {
-					fmt.Fprintf(o.e.stdout, "%s %s (%s): %d blocks, %d tails, %d bytes\n",
-						dropVerb(dryRun), dash(v.Model), v.Fingerprint[:16], v.Blocks, v.Tails, v.BlockBytes+v.TailBytes)
-				}
-			}
-			if js {
-				return writeJSON(o.e.stdout, map[string]any{"dir": o.dir, "dropped": views, "dry_run": dryRun, "used_bytes": s.Stats().Used})
-			}
-			return nil
+			return dropKV(c.Context(), o, s, list, dryRun, js)
 		},
 	}
 	c.Flags().StringVar(&name, "model", "", "name under which the model is served; all its fingerprints")
@@ -70,6 +61,49 @@ computed for the tenant meanwhile may stay.`,
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant whose KV is erased, of all models")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be dropped and drop nothing")
 	return c
+}
+
+// pickOrName is pick, but for a fingerprint that is given in full: other hosts may have what
+// this one has not.
+func pickOrName(list []dirstore.Model, name, fingerprint string) ([]dirstore.Model, error) {
+	picked, err := pick(list, name, fingerprint)
+	if k, perr := kvcache.ParseKey(fingerprint); err != nil && perr == nil && name == "" {
+		return []dirstore.Model{{Fingerprint: kvcache.Fingerprint(k)}}, nil
+	}
+	return picked, err
+}
+
+// dropKV drops models and says what there was of them. The error is of where one could not
+// be dropped; the others are all the same.
+func dropKV(ctx context.Context, o *kvStore, s kvSurvey, list []dirstore.Model, dryRun, js bool) error {
+	views, left := []kvModel{}, []error{}
+	for _, m := range list {
+		v := kvModelView(m)
+		views = append(views, v)
+		if !dryRun {
+			if err := s.Drop(ctx, m.Fingerprint); err != nil {
+				left = append(left, fmt.Errorf("drop %s: %w", v.Fingerprint[:16], err))
+			}
+		}
+		if !js {
+			fmt.Fprintf(o.e.stdout, "%s %s (%s): %d blocks, %d tails, %d bytes\n",
+				dropVerb(dryRun), dash(v.Model), v.Fingerprint[:16], v.Blocks, v.Tails, v.BlockBytes+v.TailBytes)
+		}
+	}
+	err := errors.Join(left...)
+	if js {
+		out := map[string]any{"dir": o.dir, "dropped": views, "dry_run": dryRun, "used_bytes": s.Stats().Used}
+		if err != nil {
+			out["left"] = err.Error()
+		}
+		if werr := writeJSON(o.e.stdout, out); werr != nil {
+			return werr
+		}
+	}
+	if err != nil {
+		return withHint(err, "a KV peer that is named drops it when it is back, as long as this node runs or its --dir lasts; for another tier, run it again when that is back")
+	}
+	return nil
 }
 
 func dropVerb(dryRun bool) string {

@@ -28,10 +28,7 @@ type dirSurvey struct{ *dirstore.Store }
 // eraseTenant erases a tenant in a directory.
 func (d dirSurvey) eraseTenant(ctx context.Context, tenant string, looked func(int)) (int, error) {
 	n := 0
-	return d.EraseTenant(ctx, kvcache.Erasure{
-		Roots:  func(f kvcache.Fingerprint) []kvcache.Key { return f.TenantRoots(tenant) },
-		Looked: func(more int) { n += more; looked(n) },
-	})
+	return d.EraseTenant(ctx, kvcache.ErasureOf(tenant, func(more int) { n += more; looked(n) }))
 }
 
 // kvErased is the result of `kvmesh kv invalidate --tenant`.
@@ -41,6 +38,8 @@ type kvErased struct {
 	Blocks int    `json:"blocks"`
 	Looked int    `json:"looked"`
 	Used   int64  `json:"used_bytes"`
+	// Left is what is not erased yet, and why; "" = nothing.
+	Left string `json:"left,omitempty"`
 }
 
 // eraseTenantKV erases what a store has of a tenant. It neither lists what will go nor asks
@@ -59,12 +58,17 @@ func eraseTenantKV(ctx context.Context, o *kvStore, tenant string) error {
 		p.at(n, time.Now())
 	})
 	if err != nil {
-		return withHint(err, "what is still there is in a tier that is away or cannot; run it again when that is back")
+		r.Left = err.Error()
 	}
 	r.Used = s.Stats().Used
+	var werr error
 	if js {
-		return writeJSON(o.e.stdout, r)
+		werr = writeJSON(o.e.stdout, r)
+	} else {
+		_, werr = fmt.Fprintf(o.e.stdout, "erased %d blocks and the tails of tenant %q; looked at %d\n", r.Blocks, tenant, r.Looked)
 	}
-	_, err = fmt.Fprintf(o.e.stdout, "erased %d blocks and the tails of tenant %q; looked at %d\n", r.Blocks, tenant, r.Looked)
-	return err
+	if err != nil {
+		return withHint(err, "a KV peer that is named erases it when it is back, as long as this node runs or its --dir lasts; for another tier, run it again when that is back")
+	}
+	return werr
 }

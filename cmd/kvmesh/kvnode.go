@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -90,6 +91,7 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	defer store.Close()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(kvmetrics.New("memory", store))
+	o.peers.book = filepath.Join(o.Dir, "peers.json")
 	others, err := o.peers.open(ctx, e, store, registry)
 	if err != nil {
 		return err

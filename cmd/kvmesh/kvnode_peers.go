@@ -1,21 +1,16 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvmesh/kvmesh/internal/policy"
 	"github.com/kvmesh/kvmesh/internal/redislink"
+	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/kvrpc"
 	"github.com/kvmesh/kvmesh/kvcache/members"
@@ -24,120 +19,11 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
-// peerTier is the tier of the other hosts' memory, in messages and metrics.
-const peerTier = "peers"
-
-// peerOptions are the flags of `kvmesh kvnode` that have it keep copies on other hosts.
-type peerOptions struct {
-	// listen is where others find this node; "" has it know no others.
-	listen string
-	// id and zone are this node's, and address is what others connect to.
-	id, zone, address string
-	// nodes are all members, and registry is where they are found; one of them is given.
-	nodes    []string
-	registry string
-	// replicas counts the hosts of a block, this one included.
-	replicas int
-	// interval is how many tokens of a tail are copied at once, as a rule.
-	interval int
-	// bandwidth is as it was given; bytes is what it means.
-	bandwidth string
-	identity  kvrpc.Identity
-
-	// Set by complete.
-	self  placement.Member
-	list  []placement.Member
-	bytes int64 // a second, 0 = no bound
-}
-
-// add adds the flags.
-func (o *peerOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&o.listen, "peer-listen", "", "ip:port for the KV nodes of other hosts, with which this one then exchanges copies; without --peer-tls-cert a loopback address (default none)")
-	f.StringVar(&o.id, "id", "", "name of this node among those of other hosts (default the host's name)")
-	f.StringVar(&o.zone, "zone", "", "zone of this node; copies go to another one first")
-	f.StringVar(&o.address, "peer-address", "", "host:port by which other nodes reach --peer-listen (default --peer-listen)")
-	f.StringSliceVar(&o.nodes, "peers", nil, "all KV nodes, as ID=ZONE@HOST:PORT or ID=HOST:PORT, separated by commas; this one may be among them")
-	f.StringVar(&o.registry, "registry-redis", "", "URL of the Redis in which KV nodes find each other, instead of --peers; REDIS_URL takes its place, where it has a password (default none)")
-	f.IntVar(&o.replicas, "replicas", 2, "hosts that are to have each block, this one included")
-	f.StringVar(&o.bandwidth, "replicate-bandwidth", "", "most bytes a second that are written to other hosts, such as 1Gi/s (default no bound)")
-	f.IntVar(&o.interval, "replicate-interval", 16, "tokens after which the open end of a stream is copied to another host; CHECKPOINT_INTERVAL where it is not given")
-	f.StringVar(&o.identity.CertFile, "peer-tls-cert", "", "PEM file with this node's certificate, for both sides of TLS between KV nodes")
-	f.StringVar(&o.identity.KeyFile, "peer-tls-key", "", "PEM file with its key")
-	f.StringVar(&o.identity.CAFile, "peer-tls-ca", "", "PEM file with the authority of all KV nodes; a node without a certificate of it is refused")
-}
-
-// complete checks the flags, and takes from the environment what they leave open.
-func (o *peerOptions) complete(e *env, f *pflag.FlagSet) error {
-	if o.listen == "" {
-		for _, name := range []string{"peers", "registry-redis", "peer-address", "peer-tls-cert", "peer-tls-key", "peer-tls-ca"} {
-			if f.Changed(name) {
-				return usagef("--%s: give --peer-listen too", name)
-			}
-		}
-		return nil
-	}
-	if n := e.getenv("CHECKPOINT_INTERVAL"); n != "" && !f.Changed("replicate-interval") {
-		var err error
-		if o.interval, err = strconv.Atoi(n); err != nil {
-			return usagef("CHECKPOINT_INTERVAL %.40q: want a number of tokens", n)
-		}
-	}
-	switch {
-	case (len(o.nodes) > 0) == (o.registry != ""):
-		return usagef("--peer-listen: give one of --peers and --registry-redis, by which nodes find each other")
-	case o.replicas < 2:
-		return usagef("--replicas %d: want 2 or more", o.replicas)
-	case o.interval < 1:
-		return usagef("--replicate-interval %d: want 1 or more", o.interval)
-	}
-	if err := o.completeSelf(); err != nil {
-		return err
-	}
-	if o.bandwidth != "" {
-		b, err := policy.ParseBytes(strings.TrimSuffix(o.bandwidth, "/s"))
-		if err != nil {
-			return usagef("--replicate-bandwidth: %w", err)
-		}
-		o.bytes = int64(b)
-	}
-	if o.registry != "" {
-		o.registry = cmp.Or(e.getenv("REDIS_URL"), o.registry)
-		if err := (redislink.Config{URL: o.registry}).Validate(); err != nil {
-			return usagef("--registry-redis: %w", err)
-		}
-	}
-	return nil
-}
-
-// completeSelf finds out who this node is, and who the others are.
-func (o *peerOptions) completeSelf() error {
-	if o.id == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return usagef("--id is missing, and the host's name is not known: %w", err)
-		}
-		o.id = host
-	}
-	o.self = placement.Member{ID: o.id, Zone: o.zone, Addr: cmp.Or(o.address, o.listen)}
-	for _, text := range o.nodes {
-		m, err := placement.Parse(text)
-		if err != nil {
-			return usagef("--peers: %w", err)
-		}
-		if m.ID == o.id {
-			o.self = placement.Member{ID: m.ID, Zone: cmp.Or(o.zone, m.Zone), Addr: m.Addr}
-			m = o.self
-		}
-		o.list = append(o.list, m)
-	}
-	if err := o.self.Validate(); err != nil {
-		return usagef("--id, --zone, --peer-address: %w", err)
-	}
-	if host, _, err := net.SplitHostPort(o.self.Addr); err == nil && net.ParseIP(host).IsUnspecified() && o.registry != "" {
-		return usagef("--peer-listen %s: give --peer-address, by which other hosts reach it", o.listen)
-	}
-	return nil
-}
+// The tiers of the other hosts' memory and of this host's disk, in messages and metrics.
+const (
+	peerTier = "peers"
+	diskTier = "nvme"
+)
 
 // peerPart is what of a node concerns other hosts; nil = it knows none.
 type peerPart struct {
@@ -146,7 +32,8 @@ type peerPart struct {
 	near *arena.Store // what others read and write here: memory only, and no tier below
 	// store is the memory of the others, a tier of the stack, which closes it.
 	store  *peers.Store
-	server *kvrpc.Server
+	served kvrpc.ServerConfig
+	server *kvrpc.Server // set by start
 	listen net.Listener
 	// below is the stack that has the store as a tier; set by start.
 	below *stack.Stack
@@ -177,7 +64,7 @@ func (o *peerOptions) open(ctx context.Context, e *env, near *arena.Store, regis
 		return nil, withHint(err, "give --peer-tls-cert, --peer-tls-key and --peer-tls-ca, or a loopback address")
 	}
 	p.store, err = peers.New(peers.Config{
-		Self: o.self, Near: near, Copies: o.replicas, Interval: o.interval, Bandwidth: o.bytes, Registry: registry, Log: e.log,
+		Self: o.self, Near: near, Copies: o.replicas, Interval: o.interval, Bandwidth: o.bytes, Book: o.book, Own: p, Registry: registry, Log: e.log,
 		Left: func() { p.offer() },
 		Open: func(m placement.Member) (peers.Peer, error) {
 			c := client
@@ -189,8 +76,19 @@ func (o *peerOptions) open(ctx context.Context, e *env, near *arena.Store, regis
 		l.Close()
 		return nil, err
 	}
-	p.listen, p.server = l, kvrpc.NewServer(near, server)
+	p.listen, p.served = l, server
 	return p, nil
+}
+
+// Drop drops a model on this host: in its memory and on its disk. What is there for all
+// hosts, the node does that was asked first.
+func (p *peerPart) Drop(ctx context.Context, f kvcache.Fingerprint) error {
+	return p.below.Part(diskTier).Drop(ctx, f)
+}
+
+// EraseTenant implements kvcache.Eraser, as Drop.
+func (p *peerPart) EraseTenant(ctx context.Context, e kvcache.Erasure) (blocks int, err error) {
+	return p.below.Part(diskTier).EraseTenant(ctx, e)
 }
 
 // offered is how many blocks are offered again when a host has gone that may have had copies.
@@ -205,7 +103,8 @@ func (p *peerPart) offer() {
 
 // start serves the other hosts, and learns who they are, until ctx ends.
 func (p *peerPart) start(ctx context.Context, group *errgroup.Group, below *stack.Stack, registry prometheus.Registerer) error {
-	p.below = below
+	p.below, p.served.Forget = below, p
+	p.server = kvrpc.NewServer(p.near, p.served)
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "kvmesh_kv_unreplicated_tokens",
 		Help: "Tokens whose KV is on no other host yet: lost if this host is lost now. Those of blocks that were given up are in kvmesh_kv_stack_dropped_total.",
@@ -244,7 +143,11 @@ func (p *peerPart) start(ctx context.Context, group *errgroup.Group, below *stac
 
 // close ends the server; the store is closed with the other tiers.
 func (p *peerPart) close() {
-	if p != nil {
+	switch {
+	case p == nil:
+	case p.server == nil:
+		p.listen.Close()
+	default:
 		logClose(p.e, "server of peers", p.server.Close())
 	}
 }
@@ -276,32 +179,4 @@ func (t *turnover) share(now time.Time, evicted uint64) float64 {
 	share := float64(evicted-t.evicted) / float64(t.limit) * float64(turnoverTime) / float64(took)
 	t.at, t.evicted, t.last = now, evicted, float64(int(8*min(share, 1)))/8
 	return t.last
-}
-
-// peerArgs are the flags of a node with the peers of a policy.
-func peerArgs(k policy.KVPeers, redisURL string) (args []string) {
-	if k.Listen == "" {
-		return nil
-	}
-	args = []string{"--peer-listen", k.Listen, "--replicas", strconv.Itoa(k.Replicas)}
-	for _, f := range [][2]string{
-		{"--id", k.ID},
-		{"--zone", k.Zone},
-		{"--peer-address", k.Address},
-		{"--peers", strings.Join(k.Nodes, ",")},
-		{"--peer-tls-cert", k.Cert},
-		{"--peer-tls-key", k.Key},
-		{"--peer-tls-ca", k.CA},
-	} {
-		if f[1] != "" {
-			args = append(args, f[:]...)
-		}
-	}
-	if k.Bandwidth > 0 {
-		args = append(args, "--replicate-bandwidth", strconv.FormatInt(int64(k.Bandwidth), 10))
-	}
-	if len(k.Nodes) == 0 {
-		args = append(args, "--registry-redis", redisURL)
-	}
-	return args
 }

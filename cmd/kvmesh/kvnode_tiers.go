@@ -109,12 +109,12 @@ func (o *tierOptions) open(e *env, near *arena.Store, others *peerPart, registry
 	if c := o.nvme; c.Dir != "" {
 		c.Registry, c.Log = registry, e.log
 		t, err := stack.Later(func() (kvcache.Store, error) { return nvmetier.Open(c) }, tierTime, func(err error) {
-			e.log.Error("KV tier cannot be opened and is left out", "tier", "nvme", "err", err)
+			e.log.Error("KV tier cannot be opened and is left out", "tier", diskTier, "err", err)
 		})
 		if err != nil {
 			return nil, done, errTier("nvme", err)
 		}
-		if far, err = o.addTier(far, "nvme", t, registry); err != nil {
+		if far, err = o.addTier(far, diskTier, t, registry); err != nil {
 			return nil, done, err
 		}
 	}

@@ -22,8 +22,9 @@ import (
 )
 
 const (
-	// usualTime bounds a call whose context has no end.
-	usualTime = 10 * time.Second
+	// usualTime bounds a call whose context has no end, and dropPatience a drop: in all tiers,
+	// of which some may be away.
+	usualTime, dropPatience = 10 * time.Second, 25 * time.Second
 	// pause is how long calls fail at once after one that had no answer in its time.
 	pause = time.Second
 	// mostIdle is how many connections are kept for later.
@@ -140,6 +141,9 @@ func (c *Client) talk(ctx context.Context, cn *conn, what op, data []byte) ([]by
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(usualTime)
+		if what == opDrop {
+			deadline = time.Now().Add(dropPatience)
+		}
 	}
 	err := cn.c.SetDeadline(deadline)
 	if err == nil && ctx.Done() != nil {

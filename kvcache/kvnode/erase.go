@@ -67,10 +67,7 @@ func (e *erasures) ask(ctx context.Context, tenant string, store kvcache.Eraser)
 		e.runs[tenant] = run
 		go func() {
 			defer close(run.done)
-			run.blocks, run.err = store.EraseTenant(ctx, kvcache.Erasure{
-				Roots:  func(f kvcache.Fingerprint) []kvcache.Key { return f.TenantRoots(tenant) },
-				Looked: func(n int) { run.looked.Add(int64(n)) },
-			})
+			run.blocks, run.err = store.EraseTenant(ctx, kvcache.ErasureOf(tenant, func(n int) { run.looked.Add(int64(n)) }))
 		}()
 	}
 	state := Erased{Looked: int(run.looked.Load())}

@@ -53,8 +53,12 @@ func (c *control) Refused(ctx context.Context, r *kvrpcpb.RefusedRequest) (*kvrp
 // Drop implements the service.
 func (c *control) Drop(ctx context.Context, r *kvrpcpb.DropRequest) (*kvrpcpb.DropResponse, error) {
 	f, err := keyFrom(r.Fingerprint)
+	drop := c.s.store.Drop
+	if c.s.cfg.Forget != nil {
+		drop = c.s.cfg.Forget.Drop
+	}
 	if err == nil {
-		err = c.s.store.Drop(ctx, kvcache.Fingerprint(f))
+		err = drop(ctx, kvcache.Fingerprint(f))
 	}
 	return &kvrpcpb.DropResponse{}, controlStatus(err)
 }

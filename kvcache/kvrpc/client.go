@@ -36,6 +36,7 @@ var (
 	_ kvcache.Tails   = (*Client)(nil)
 	_ kvcache.Counted = (*Client)(nil)
 	_ kvcache.Labeled = (*Client)(nil)
+	_ kvcache.Eraser  = (*Client)(nil)
 )
 
 // Dial makes a client of a peer, and does not wait for it.

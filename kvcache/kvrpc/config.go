@@ -113,6 +113,9 @@ type ServerConfig struct {
 	// Resume returns a writer of the tail with a number that goes on at a position.
 	// Default: what the store has if it is an arena, else tails end with the server.
 	Resume func(ctx context.Context, no uint64, next int) (kvcache.TailWriter, error)
+	// Forget is what drops and erasures of peers are of: the store, and what else of this
+	// host has the same blocks. Default: the store, if it is a kvcache.Forgetter.
+	Forget kvcache.Forgetter
 	// Wrote, if any, is told of each block that a peer has put.
 	Wrote func(kvcache.Found)
 	// Connections is how many are served at once; default 256.

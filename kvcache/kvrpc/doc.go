@@ -6,7 +6,7 @@
 // # Two channels on one port
 //
 // What is small goes by gRPC (kvrpcpb/kvrpc.proto): look-ups, which grant a lease for what
-// they name, the tails' beginnings and ends, drops, labels and counters. The bytes of
+// they name, the tails' beginnings and ends, drops, erasures, labels and counters. The bytes of
 // blocks and tails go through a framed channel of their own, from the memory of the one
 // host to the socket, and from the socket into the place where they stay. RATIONALE.md
 // says why, and BenchmarkChannels shows it. The first 4 bytes of a connection tell which

@@ -52,6 +52,9 @@ const mostStreams = 128
 // server.
 func NewServer(store kvcache.Store, cfg ServerConfig) *Server {
 	cfg = withStore(cfg.withDefaults(), store)
+	if cfg.Forget == nil {
+		cfg.Forget, _ = store.(kvcache.Forgetter)
+	}
 	s := &Server{cfg: cfg, store: store, memory: newMemory(cfg.Memory), conns: map[net.Conn]bool{}}
 	tails, _ := store.(kvcache.Tails)
 	s.tails = newTailTable(tails, cfg)

@@ -30,10 +30,7 @@ func testErase(t *testing.T, h Harness) {
 	}
 	for round, want := range []int{6, 0} {
 		var looked atomic.Int64
-		n, err := e.EraseTenant(context.Background(), kvcache.Erasure{
-			Roots:  func(f kvcache.Fingerprint) []kvcache.Key { return f.TenantRoots("a") },
-			Looked: func(n int) { looked.Add(int64(n)) },
-		})
+		n, err := e.EraseTenant(context.Background(), kvcache.ErasureOf("a", func(n int) { looked.Add(int64(n)) }))
 		// A stack counts the blocks of each tier.
 		if err != nil || n%6 != 0 || (n > 0) != (want > 0) || want > 0 && looked.Load() < int64(want) {
 			t.Fatalf("round %d: erased %d of %d blocks, %v", round, n, looked.Load(), err)
@@ -48,7 +45,7 @@ func testErase(t *testing.T, h Harness) {
 	}
 	s = h.fresh(t)
 	s.Close()
-	_, err := s.(kvcache.Eraser).EraseTenant(context.Background(), kvcache.Erasure{Roots: func(kvcache.Fingerprint) []kvcache.Key { return nil }, Looked: func(int) {}})
+	_, err := s.(kvcache.Eraser).EraseTenant(context.Background(), kvcache.ErasureOf("a", func(int) {}))
 	if !errors.Is(err, kvcache.ErrClosed) {
 		t.Errorf("a closed store: %v", err)
 	}

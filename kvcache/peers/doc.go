@@ -20,6 +20,13 @@
 //
 // A member that failed is passed over for a second, where others are, and told nothing.
 //
+// # Forgetting
+//
+// Drop and EraseTenant go to all members, and name those that could not, also those that have
+// left. They owe it: it is noted in a file, and they are told as soon as they are there. Then
+// everybody is told once more, this host too, for who comes back offers what it has to others
+// before anybody can tell it.
+//
 // # Tails
 //
 // Grew says that a tail of the near store has grown. When it has grown by Interval tokens,

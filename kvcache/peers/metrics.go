@@ -47,12 +47,23 @@ func (m *metrics) up() *prometheus.Desc {
 	return prometheus.NewDesc("kvmesh_kv_peer_up", "1 for a member whose last call went well, or that was not called yet, 0 for one that fails.", []string{"peer", "zone"}, nil)
 }
 
+// owed describes the gauge of those that have something to forget, in the same way.
+func (m *metrics) owed() *prometheus.Desc {
+	return prometheus.NewDesc("kvmesh_kv_peer_owed", "Tenants and models that a member which was away is still to forget.", []string{"peer"}, nil)
+}
+
 // Describe implements prometheus.Collector.
-func (m *metrics) Describe(out chan<- *prometheus.Desc) { out <- m.up() }
+func (m *metrics) Describe(out chan<- *prometheus.Desc) {
+	out <- m.up()
+	out <- m.owed()
+}
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	for _, st := range m.store.States() {
+		if st.Owed > 0 {
+			out <- prometheus.MustNewConstMetric(m.owed(), prometheus.GaugeValue, float64(st.Owed), st.ID)
+		}
 		if st.Gone {
 			continue
 		}

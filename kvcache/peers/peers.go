@@ -44,7 +44,13 @@ type Config struct {
 	Left func()
 	// Keep is how long a member that has gone, and what placement said with it, count for
 	// reads; default 1 min.
-	Keep     time.Duration
+	Keep time.Duration
+	// Own is what this host has itself, to forget again what it may have from a member that
+	// was told late; default: nothing.
+	Own kvcache.Forgetter
+	// Book is a file, which the store makes, with what members are still to forget that were
+	// away; default: it is forgotten with the process.
+	Book     string
 	Registry prometheus.Registerer // for the metrics kvmesh_kv_peer_*; default: none
 	Log      *slog.Logger          // default: silent
 }
@@ -97,6 +103,8 @@ type Store struct {
 	// holders are the ids of the members that have a block, as far as was heard. It may be
 	// wrong either way: a member forgets without a word.
 	holders map[kvcache.Key][]string
+	// ledger is what members are still to forget.
+	ledger ledger
 	// size is the tokens of the last block that was met; 0 is 64.
 	size int
 }
@@ -105,6 +113,7 @@ var (
 	_ kvcache.Store   = (*Store)(nil)
 	_ kvcache.Tails   = (*Store)(nil)
 	_ kvcache.Labeled = (*Store)(nil)
+	_ kvcache.Eraser  = (*Store)(nil)
 )
 
 // past is who was there before.
@@ -127,7 +136,9 @@ func New(cfg Config) (*Store, error) {
 		s.pace = rate.NewLimiter(rate.Limit(cfg.Bandwidth), int(max(cfg.Bandwidth/10, 1<<16)))
 	}
 	s.metrics = newMetrics(cfg.Registry, s)
+	s.load()
 	s.tails.begin(s)
+	s.done.Go(s.settle)
 	return s, nil
 }
 
@@ -145,18 +156,24 @@ type member struct {
 // SetMembers says who is there now, this host included or not. A member that has another
 // address or is of another kind than before counts as another one.
 func (s *Store) SetMembers(list []placement.Member) {
-	now := time.Now()
+	if s.setMembers(list, time.Now()) {
+		s.save()
+	}
+}
+
+// setMembers does so, and says whether somebody has come or left who is to be remembered.
+func (s *Store) setMembers(list []placement.Member, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return
+		return false
 	}
 	list = slices.DeleteFunc(slices.Clone(list), func(m placement.Member) bool { return m.ID == s.cfg.Self.ID })
 	slices.SortFunc(list, func(a, b placement.Member) int { return cmp.Compare(a.ID, b.ID) })
 	list = slices.CompactFunc(list, func(a, b placement.Member) bool { return a.ID == b.ID })
 	s.expireLocked(now)
 	if slices.Equal(list, s.live) {
-		return
+		return false
 	}
 	if len(s.live) > 0 {
 		s.past = append(s.past, past{s.live, now.Add(s.cfg.Keep)})
@@ -180,6 +197,7 @@ func (s *Store) SetMembers(list []placement.Member) {
 	if left && s.cfg.Left != nil {
 		s.done.Go(s.cfg.Left)
 	}
+	return s.metLocked(now)
 }
 
 // mostPast is how many earlier sets of members are remembered.
@@ -252,15 +270,17 @@ type State struct {
 	Gone bool
 	// Trouble is the last failure, "" = the last call went well or there was none.
 	Trouble string
+	// Owed is how many tenants and models it is still to forget.
+	Owed int
 }
 
-// States lists the members, by id.
+// States lists the members, and those that have left and are still to forget something, by id.
 func (s *Store) States() []State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var list []State
+	list := s.awayLocked()
 	for _, m := range s.members {
-		list = append(list, State{m.Member, !m.gone.IsZero(), m.wrong})
+		list = append(list, State{m.Member, !m.gone.IsZero(), m.wrong, s.owedLocked(m.ID)})
 	}
 	slices.SortFunc(list, func(a, b State) int { return cmp.Compare(a.ID, b.ID) })
 	return list

@@ -103,5 +103,5 @@ func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string
 		return kvcache.ErrClosed
 	}
 	s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Space == space && spec.Stream == stream })
-	return s.each(func(m *member) error { return m.peer.DropTail(ctx, space, stream) })
+	return joined(s.all(func(m *member) error { return m.peer.DropTail(ctx, space, stream) }))
 }

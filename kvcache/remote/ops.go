@@ -70,6 +70,21 @@ type Op struct {
 // Begin admits a call under a name of its kind. The context that it returns ends at the
 // caller's deadline or the store's; End must be called, unless there is an error.
 func (o *Ops) Begin(ctx context.Context, name string) (context.Context, *Op, error) {
+	limit := o.cfg.Timeout
+	if name == OpPut || name == OpDrop {
+		limit = o.cfg.PutTimeout
+	}
+	return o.begin(ctx, name, limit)
+}
+
+// BeginLong is Begin for a call that takes as long as there is something to do: it is for
+// the store to find out that the server has stopped. The context ends with the caller's.
+func (o *Ops) BeginLong(ctx context.Context, name string) (context.Context, *Op, error) {
+	return o.begin(ctx, name, 0)
+}
+
+// begin admits a call, and bounds it unless limit is 0.
+func (o *Ops) begin(ctx context.Context, name string, limit time.Duration) (context.Context, *Op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
@@ -83,13 +98,13 @@ func (o *Ops) Begin(ctx context.Context, name string) (context.Context, *Op, err
 		o.Count.Late.Add(1)
 		return nil, nil, fmt.Errorf("%s: %w", o.cfg.Tier, ErrAway)
 	}
-	limit := o.cfg.Timeout
-	if name == OpPut || name == OpDrop {
-		limit = o.cfg.PutTimeout
-	}
 	o.running.Add(1)
 	op := &Op{ops: o, name: name, begin: begin, outer: ctx}
-	ctx, op.end = context.WithTimeout(ctx, limit)
+	if limit > 0 {
+		ctx, op.end = context.WithTimeout(ctx, limit)
+	} else {
+		ctx, op.end = context.WithCancel(ctx)
+	}
 	return ctx, op, nil
 }
 

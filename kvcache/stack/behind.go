@@ -80,10 +80,10 @@ func (s *Stack) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was, told := s.labels[f]; s.closed || told && was == s.drops[f] {
+	if was, told := s.labels[f]; s.closed || told && was == s.drops[drop{f: f}] {
 		return nil
 	}
-	s.labels[f] = s.drops[f]
+	s.labels[f] = s.drops[drop{f: f}]
 	for _, t := range s.tiers {
 		if far, ok := t.Store.(kvcache.Labeled); ok {
 			s.done.Go(func() {
@@ -120,13 +120,13 @@ func (s *Stack) write(t *tier) {
 
 // writeOne writes one block, and says why it could not.
 func (s *Stack) writeOne(t *tier, b kvcache.Found) (why string) {
-	before := s.dropped(b.Fingerprint)
+	before := s.dropped(t, b.Fingerprint)
 	for failed := 0; ; {
 		err := s.copyOut(t, b.Ref)
 		_, refused := errors.AsType[*kvcache.Refusal](err)
 		switch {
 		case err == nil:
-			if s.dropped(b.Fingerprint) != before {
+			if s.dropped(t, b.Fingerprint) != before {
 				// It may have come after the drop.
 				_ = t.Store.Drop(s.ctx, b.Fingerprint) // the tier counts what fails
 			}

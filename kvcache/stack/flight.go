@@ -107,7 +107,7 @@ func (s *Stack) bring(ctx context.Context, t *tier, b kvcache.Found) *flight {
 	}
 	f := &flight{t: t, done: make(chan struct{})}
 	s.flights[b.Key] = f
-	dropped := s.drops[b.Fingerprint]
+	dropped := s.drops[drop{f: b.Fingerprint}]
 	s.done.Go(func() {
 		f.err = s.copyIn(t, b, dropped)
 		free()
@@ -153,13 +153,13 @@ func (s *Stack) copyIn(t *tier, b kvcache.Found, dropped int) error {
 		return err
 	}
 	t.read.note(time.Since(begin), l.Total)
-	if s.dropped(b.Fingerprint) != dropped {
+	if s.dropped(nil, b.Fingerprint) != dropped {
 		return kvcache.ErrNotFound
 	}
 	if err := s.near.Put(s.ctx, l.Frame); err != nil {
 		return err
 	}
-	if s.dropped(b.Fingerprint) != dropped {
+	if s.dropped(nil, b.Fingerprint) != dropped {
 		// It has come after the drop.
 		return s.near.Drop(s.ctx, b.Fingerprint)
 	}

@@ -93,7 +93,7 @@ type Stack struct {
 	mu      sync.Mutex
 	closed  bool
 	flights map[kvcache.Key]*flight     // of those of one block, the last
-	drops   map[kvcache.Fingerprint]int // how often each was dropped
+	drops   map[drop]int                // how often each was
 	labels  map[kvcache.Fingerprint]int // and that when the tiers were told its label
 }
 
@@ -112,7 +112,7 @@ func New(cfg Config) (*Stack, error) {
 	cfg = cfg.withDefaults()
 	s := &Stack{
 		cfg: cfg, near: cfg.Near,
-		flights: map[kvcache.Key]*flight{}, drops: map[kvcache.Fingerprint]int{}, labels: map[kvcache.Fingerprint]int{},
+		flights: map[kvcache.Key]*flight{}, drops: map[drop]int{}, labels: map[kvcache.Fingerprint]int{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, t := range cfg.Far {
@@ -205,44 +205,6 @@ func (s *Stack) isClosed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.closed
-}
-
-// Drop implements kvcache.Store, in all tiers. The error is of those that could not: they
-// still have the model's blocks.
-func (s *Stack) Drop(ctx context.Context, f kvcache.Fingerprint) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return kvcache.ErrClosed
-	}
-	s.drops[f]++ // what is on its way from now on comes too late
-	s.mu.Unlock()
-	errs := make([]error, len(s.tiers)+1)
-	errs[0] = s.near.Drop(ctx, f)
-	var all sync.WaitGroup
-	for i, t := range s.tiers {
-		all.Go(func() {
-			if err := t.Store.Drop(ctx, f); err != nil {
-				errs[i+1] = fmt.Errorf("drop in tier %s: %w", t.Name, err)
-			}
-		})
-	}
-	all.Wait()
-	if len(s.tiers) > 0 {
-		// A look-up in between may have brought near what a tier still had.
-		s.mu.Lock()
-		s.drops[f]++
-		s.mu.Unlock()
-		errs = append(errs, s.near.Drop(ctx, f))
-	}
-	return errors.Join(errs...)
-}
-
-// dropped is how often a model was dropped.
-func (s *Stack) dropped(f kvcache.Fingerprint) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.drops[f]
 }
 
 // Get implements kvcache.Store. A block that only a far tier has is brought near first; if

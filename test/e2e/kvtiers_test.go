@@ -31,13 +31,19 @@ type kvNode struct {
 // startNode starts a node with a memory of its own and waits until it serves.
 func startNode(t testing.TB, args ...string) *kvNode {
 	t.Helper()
+	return startNodeIn(t, kvDir(t), args...)
+}
+
+// startNodeIn starts a node on the memory in dir, if there is one.
+func startNodeIn(t testing.TB, dir string, args ...string) *kvNode {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr := l.Addr().String()
 	l.Close() // taken again by the node a moment later
-	n := &kvNode{TB: t, dir: kvDir(t), metrics: "http://" + addr + "/metrics"}
+	n := &kvNode{TB: t, dir: dir, metrics: "http://" + addr + "/metrics"}
 	log := &testmesh.Log{}
 	n.cmd = exec.Command(bin, append([]string{"kvnode", "--dir", n.dir, "--limit", "536870912", "--metrics", addr}, args...)...)
 	n.cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+s3test.AccessKey, "AWS_SECRET_ACCESS_KEY="+s3test.SecretKey, "AWS_REGION="+s3test.Region)
@@ -62,13 +68,18 @@ func startNode(t testing.TB, args ...string) *kvNode {
 	return n
 }
 
-// lose kills the node, and its memory is gone. It may be called again.
-func (n *kvNode) lose() {
+// kill kills the node, and its memory stays. It may be called again.
+func (n *kvNode) kill() {
 	if n.cmd.ProcessState == nil {
 		_ = n.cmd.Process.Kill() // fails only when it is gone
 		_ = n.cmd.Wait()
 		reaper.Remove(n.cmd.Process.Pid)
 	}
+}
+
+// lose kills the node, and its memory is gone. It may be called again.
+func (n *kvNode) lose() {
+	n.kill()
 	if err := os.RemoveAll(n.dir); err != nil {
 		n.Error(err)
 	}

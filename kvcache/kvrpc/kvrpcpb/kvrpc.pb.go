@@ -467,6 +467,112 @@ func (*DropResponse) Descriptor() ([]byte, []int) {
 	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{7}
 }
 
+type EraseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant's name, 1 to 1024 bytes.
+	Tenant        []byte `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraseRequest) Reset() {
+	*x = EraseRequest{}
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraseRequest) ProtoMessage() {}
+
+func (x *EraseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraseRequest.ProtoReflect.Descriptor instead.
+func (*EraseRequest) Descriptor() ([]byte, []int) {
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *EraseRequest) GetTenant() []byte {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type EraseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many blocks were looked at, and, when it is done, how many of them were erased.
+	Looked        uint64 `protobuf:"varint,1,opt,name=looked,proto3" json:"looked,omitempty"`
+	Blocks        uint64 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Done          bool   `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraseResponse) Reset() {
+	*x = EraseResponse{}
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraseResponse) ProtoMessage() {}
+
+func (x *EraseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraseResponse.ProtoReflect.Descriptor instead.
+func (*EraseResponse) Descriptor() ([]byte, []int) {
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *EraseResponse) GetLooked() uint64 {
+	if x != nil {
+		return x.Looked
+	}
+	return 0
+}
+
+func (x *EraseResponse) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *EraseResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type LabelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Fingerprint   []byte                 `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
@@ -478,7 +584,7 @@ type LabelRequest struct {
 
 func (x *LabelRequest) Reset() {
 	*x = LabelRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[8]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +596,7 @@ func (x *LabelRequest) String() string {
 func (*LabelRequest) ProtoMessage() {}
 
 func (x *LabelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[8]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +609,7 @@ func (x *LabelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelRequest.ProtoReflect.Descriptor instead.
 func (*LabelRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{8}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LabelRequest) GetFingerprint() []byte {
@@ -535,7 +641,7 @@ type LabelResponse struct {
 
 func (x *LabelResponse) Reset() {
 	*x = LabelResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[9]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +653,7 @@ func (x *LabelResponse) String() string {
 func (*LabelResponse) ProtoMessage() {}
 
 func (x *LabelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[9]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +666,7 @@ func (x *LabelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelResponse.ProtoReflect.Descriptor instead.
 func (*LabelResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{9}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{11}
 }
 
 type StatsRequest struct {
@@ -571,7 +677,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[10]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +689,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[10]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +702,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{10}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{12}
 }
 
 type StatsResponse struct {
@@ -609,7 +715,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[11]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +727,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[11]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +740,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{11}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StatsResponse) GetStats() []byte {
@@ -661,7 +767,7 @@ type OpenTailRequest struct {
 
 func (x *OpenTailRequest) Reset() {
 	*x = OpenTailRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[12]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +779,7 @@ func (x *OpenTailRequest) String() string {
 func (*OpenTailRequest) ProtoMessage() {}
 
 func (x *OpenTailRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[12]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +792,7 @@ func (x *OpenTailRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenTailRequest.ProtoReflect.Descriptor instead.
 func (*OpenTailRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{12}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OpenTailRequest) GetSpace() *Space {
@@ -740,7 +846,7 @@ type OpenTailResponse struct {
 
 func (x *OpenTailResponse) Reset() {
 	*x = OpenTailResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[13]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +858,7 @@ func (x *OpenTailResponse) String() string {
 func (*OpenTailResponse) ProtoMessage() {}
 
 func (x *OpenTailResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[13]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +871,7 @@ func (x *OpenTailResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenTailResponse.ProtoReflect.Descriptor instead.
 func (*OpenTailResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{13}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenTailResponse) GetTail() uint64 {
@@ -788,7 +894,7 @@ type RotateTailRequest struct {
 
 func (x *RotateTailRequest) Reset() {
 	*x = RotateTailRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[14]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +906,7 @@ func (x *RotateTailRequest) String() string {
 func (*RotateTailRequest) ProtoMessage() {}
 
 func (x *RotateTailRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[14]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +919,7 @@ func (x *RotateTailRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTailRequest.ProtoReflect.Descriptor instead.
 func (*RotateTailRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{14}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RotateTailRequest) GetTail() uint64 {
@@ -854,7 +960,7 @@ type RotateTailResponse struct {
 
 func (x *RotateTailResponse) Reset() {
 	*x = RotateTailResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[15]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +972,7 @@ func (x *RotateTailResponse) String() string {
 func (*RotateTailResponse) ProtoMessage() {}
 
 func (x *RotateTailResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[15]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +985,7 @@ func (x *RotateTailResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateTailResponse.ProtoReflect.Descriptor instead.
 func (*RotateTailResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{15}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RotateTailResponse) GetTail() uint64 {
@@ -898,7 +1004,7 @@ type CloseTailRequest struct {
 
 func (x *CloseTailRequest) Reset() {
 	*x = CloseTailRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[16]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1016,7 @@ func (x *CloseTailRequest) String() string {
 func (*CloseTailRequest) ProtoMessage() {}
 
 func (x *CloseTailRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[16]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1029,7 @@ func (x *CloseTailRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseTailRequest.ProtoReflect.Descriptor instead.
 func (*CloseTailRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{16}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloseTailRequest) GetTail() uint64 {
@@ -941,7 +1047,7 @@ type CloseTailResponse struct {
 
 func (x *CloseTailResponse) Reset() {
 	*x = CloseTailResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[17]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1059,7 @@ func (x *CloseTailResponse) String() string {
 func (*CloseTailResponse) ProtoMessage() {}
 
 func (x *CloseTailResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[17]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1072,7 @@ func (x *CloseTailResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseTailResponse.ProtoReflect.Descriptor instead.
 func (*CloseTailResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{17}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{19}
 }
 
 type DropTailRequest struct {
@@ -980,7 +1086,7 @@ type DropTailRequest struct {
 
 func (x *DropTailRequest) Reset() {
 	*x = DropTailRequest{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[18]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1098,7 @@ func (x *DropTailRequest) String() string {
 func (*DropTailRequest) ProtoMessage() {}
 
 func (x *DropTailRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[18]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1111,7 @@ func (x *DropTailRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTailRequest.ProtoReflect.Descriptor instead.
 func (*DropTailRequest) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{18}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DropTailRequest) GetSpace() *Space {
@@ -1030,7 +1136,7 @@ type DropTailResponse struct {
 
 func (x *DropTailResponse) Reset() {
 	*x = DropTailResponse{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[19]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1148,7 @@ func (x *DropTailResponse) String() string {
 func (*DropTailResponse) ProtoMessage() {}
 
 func (x *DropTailResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[19]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1161,7 @@ func (x *DropTailResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTailResponse.ProtoReflect.Descriptor instead.
 func (*DropTailResponse) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{19}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{21}
 }
 
 // Refusal is the detail of DATA_LOSS.
@@ -1070,7 +1176,7 @@ type Refusal struct {
 
 func (x *Refusal) Reset() {
 	*x = Refusal{}
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[20]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1188,7 @@ func (x *Refusal) String() string {
 func (*Refusal) ProtoMessage() {}
 
 func (x *Refusal) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[20]
+	mi := &file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1201,7 @@ func (x *Refusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
 func (*Refusal) Descriptor() ([]byte, []int) {
-	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{20}
+	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Refusal) GetReason() uint32 {
@@ -1143,7 +1249,13 @@ const file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDesc = "" +
 	"\x05wrong\x18\x01 \x01(\bR\x05wrong\"/\n" +
 	"\vDropRequest\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\fR\vfingerprint\"\x0e\n" +
-	"\fDropResponse\"Z\n" +
+	"\fDropResponse\"&\n" +
+	"\fEraseRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\fR\x06tenant\"S\n" +
+	"\rEraseResponse\x12\x16\n" +
+	"\x06looked\x18\x01 \x01(\x04R\x06looked\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\bR\x04done\"Z\n" +
 	"\fLabelRequest\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\fR\vfingerprint\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x12\n" +
@@ -1177,11 +1289,12 @@ const file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDesc = "" +
 	"\x10DropTailResponse\"9\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x02 \x01(\tR\x06detail2\xc4\x05\n" +
+	"\x06detail\x18\x02 \x01(\tR\x06detail2\x8e\x06\n" +
 	"\x04Peer\x12L\n" +
 	"\aLongest\x12\x1f.kvmesh.kvrpc.v1.LongestRequest\x1a .kvmesh.kvrpc.v1.LongestResponse\x12L\n" +
 	"\aRefused\x12\x1f.kvmesh.kvrpc.v1.RefusedRequest\x1a .kvmesh.kvrpc.v1.RefusedResponse\x12C\n" +
-	"\x04Drop\x12\x1c.kvmesh.kvrpc.v1.DropRequest\x1a\x1d.kvmesh.kvrpc.v1.DropResponse\x12F\n" +
+	"\x04Drop\x12\x1c.kvmesh.kvrpc.v1.DropRequest\x1a\x1d.kvmesh.kvrpc.v1.DropResponse\x12H\n" +
+	"\x05Erase\x12\x1d.kvmesh.kvrpc.v1.EraseRequest\x1a\x1e.kvmesh.kvrpc.v1.EraseResponse0\x01\x12F\n" +
 	"\x05Label\x12\x1d.kvmesh.kvrpc.v1.LabelRequest\x1a\x1e.kvmesh.kvrpc.v1.LabelResponse\x12F\n" +
 	"\x05Stats\x12\x1d.kvmesh.kvrpc.v1.StatsRequest\x1a\x1e.kvmesh.kvrpc.v1.StatsResponse\x12O\n" +
 	"\bOpenTail\x12 .kvmesh.kvrpc.v1.OpenTailRequest\x1a!.kvmesh.kvrpc.v1.OpenTailResponse\x12U\n" +
@@ -1202,7 +1315,7 @@ func file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescGZIP() []byte {
 	return file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDescData
 }
 
-var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_goTypes = []any{
 	(*Space)(nil),              // 0: kvmesh.kvrpc.v1.Space
 	(*LongestRequest)(nil),     // 1: kvmesh.kvrpc.v1.LongestRequest
@@ -1212,19 +1325,21 @@ var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_goTypes = []any{
 	(*RefusedResponse)(nil),    // 5: kvmesh.kvrpc.v1.RefusedResponse
 	(*DropRequest)(nil),        // 6: kvmesh.kvrpc.v1.DropRequest
 	(*DropResponse)(nil),       // 7: kvmesh.kvrpc.v1.DropResponse
-	(*LabelRequest)(nil),       // 8: kvmesh.kvrpc.v1.LabelRequest
-	(*LabelResponse)(nil),      // 9: kvmesh.kvrpc.v1.LabelResponse
-	(*StatsRequest)(nil),       // 10: kvmesh.kvrpc.v1.StatsRequest
-	(*StatsResponse)(nil),      // 11: kvmesh.kvrpc.v1.StatsResponse
-	(*OpenTailRequest)(nil),    // 12: kvmesh.kvrpc.v1.OpenTailRequest
-	(*OpenTailResponse)(nil),   // 13: kvmesh.kvrpc.v1.OpenTailResponse
-	(*RotateTailRequest)(nil),  // 14: kvmesh.kvrpc.v1.RotateTailRequest
-	(*RotateTailResponse)(nil), // 15: kvmesh.kvrpc.v1.RotateTailResponse
-	(*CloseTailRequest)(nil),   // 16: kvmesh.kvrpc.v1.CloseTailRequest
-	(*CloseTailResponse)(nil),  // 17: kvmesh.kvrpc.v1.CloseTailResponse
-	(*DropTailRequest)(nil),    // 18: kvmesh.kvrpc.v1.DropTailRequest
-	(*DropTailResponse)(nil),   // 19: kvmesh.kvrpc.v1.DropTailResponse
-	(*Refusal)(nil),            // 20: kvmesh.kvrpc.v1.Refusal
+	(*EraseRequest)(nil),       // 8: kvmesh.kvrpc.v1.EraseRequest
+	(*EraseResponse)(nil),      // 9: kvmesh.kvrpc.v1.EraseResponse
+	(*LabelRequest)(nil),       // 10: kvmesh.kvrpc.v1.LabelRequest
+	(*LabelResponse)(nil),      // 11: kvmesh.kvrpc.v1.LabelResponse
+	(*StatsRequest)(nil),       // 12: kvmesh.kvrpc.v1.StatsRequest
+	(*StatsResponse)(nil),      // 13: kvmesh.kvrpc.v1.StatsResponse
+	(*OpenTailRequest)(nil),    // 14: kvmesh.kvrpc.v1.OpenTailRequest
+	(*OpenTailResponse)(nil),   // 15: kvmesh.kvrpc.v1.OpenTailResponse
+	(*RotateTailRequest)(nil),  // 16: kvmesh.kvrpc.v1.RotateTailRequest
+	(*RotateTailResponse)(nil), // 17: kvmesh.kvrpc.v1.RotateTailResponse
+	(*CloseTailRequest)(nil),   // 18: kvmesh.kvrpc.v1.CloseTailRequest
+	(*CloseTailResponse)(nil),  // 19: kvmesh.kvrpc.v1.CloseTailResponse
+	(*DropTailRequest)(nil),    // 20: kvmesh.kvrpc.v1.DropTailRequest
+	(*DropTailResponse)(nil),   // 21: kvmesh.kvrpc.v1.DropTailResponse
+	(*Refusal)(nil),            // 22: kvmesh.kvrpc.v1.Refusal
 }
 var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_depIdxs = []int32{
 	0,  // 0: kvmesh.kvrpc.v1.LongestRequest.space:type_name -> kvmesh.kvrpc.v1.Space
@@ -1236,23 +1351,25 @@ var file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_depIdxs = []int32{
 	1,  // 6: kvmesh.kvrpc.v1.Peer.Longest:input_type -> kvmesh.kvrpc.v1.LongestRequest
 	4,  // 7: kvmesh.kvrpc.v1.Peer.Refused:input_type -> kvmesh.kvrpc.v1.RefusedRequest
 	6,  // 8: kvmesh.kvrpc.v1.Peer.Drop:input_type -> kvmesh.kvrpc.v1.DropRequest
-	8,  // 9: kvmesh.kvrpc.v1.Peer.Label:input_type -> kvmesh.kvrpc.v1.LabelRequest
-	10, // 10: kvmesh.kvrpc.v1.Peer.Stats:input_type -> kvmesh.kvrpc.v1.StatsRequest
-	12, // 11: kvmesh.kvrpc.v1.Peer.OpenTail:input_type -> kvmesh.kvrpc.v1.OpenTailRequest
-	14, // 12: kvmesh.kvrpc.v1.Peer.RotateTail:input_type -> kvmesh.kvrpc.v1.RotateTailRequest
-	16, // 13: kvmesh.kvrpc.v1.Peer.CloseTail:input_type -> kvmesh.kvrpc.v1.CloseTailRequest
-	18, // 14: kvmesh.kvrpc.v1.Peer.DropTail:input_type -> kvmesh.kvrpc.v1.DropTailRequest
-	3,  // 15: kvmesh.kvrpc.v1.Peer.Longest:output_type -> kvmesh.kvrpc.v1.LongestResponse
-	5,  // 16: kvmesh.kvrpc.v1.Peer.Refused:output_type -> kvmesh.kvrpc.v1.RefusedResponse
-	7,  // 17: kvmesh.kvrpc.v1.Peer.Drop:output_type -> kvmesh.kvrpc.v1.DropResponse
-	9,  // 18: kvmesh.kvrpc.v1.Peer.Label:output_type -> kvmesh.kvrpc.v1.LabelResponse
-	11, // 19: kvmesh.kvrpc.v1.Peer.Stats:output_type -> kvmesh.kvrpc.v1.StatsResponse
-	13, // 20: kvmesh.kvrpc.v1.Peer.OpenTail:output_type -> kvmesh.kvrpc.v1.OpenTailResponse
-	15, // 21: kvmesh.kvrpc.v1.Peer.RotateTail:output_type -> kvmesh.kvrpc.v1.RotateTailResponse
-	17, // 22: kvmesh.kvrpc.v1.Peer.CloseTail:output_type -> kvmesh.kvrpc.v1.CloseTailResponse
-	19, // 23: kvmesh.kvrpc.v1.Peer.DropTail:output_type -> kvmesh.kvrpc.v1.DropTailResponse
-	15, // [15:24] is the sub-list for method output_type
-	6,  // [6:15] is the sub-list for method input_type
+	8,  // 9: kvmesh.kvrpc.v1.Peer.Erase:input_type -> kvmesh.kvrpc.v1.EraseRequest
+	10, // 10: kvmesh.kvrpc.v1.Peer.Label:input_type -> kvmesh.kvrpc.v1.LabelRequest
+	12, // 11: kvmesh.kvrpc.v1.Peer.Stats:input_type -> kvmesh.kvrpc.v1.StatsRequest
+	14, // 12: kvmesh.kvrpc.v1.Peer.OpenTail:input_type -> kvmesh.kvrpc.v1.OpenTailRequest
+	16, // 13: kvmesh.kvrpc.v1.Peer.RotateTail:input_type -> kvmesh.kvrpc.v1.RotateTailRequest
+	18, // 14: kvmesh.kvrpc.v1.Peer.CloseTail:input_type -> kvmesh.kvrpc.v1.CloseTailRequest
+	20, // 15: kvmesh.kvrpc.v1.Peer.DropTail:input_type -> kvmesh.kvrpc.v1.DropTailRequest
+	3,  // 16: kvmesh.kvrpc.v1.Peer.Longest:output_type -> kvmesh.kvrpc.v1.LongestResponse
+	5,  // 17: kvmesh.kvrpc.v1.Peer.Refused:output_type -> kvmesh.kvrpc.v1.RefusedResponse
+	7,  // 18: kvmesh.kvrpc.v1.Peer.Drop:output_type -> kvmesh.kvrpc.v1.DropResponse
+	9,  // 19: kvmesh.kvrpc.v1.Peer.Erase:output_type -> kvmesh.kvrpc.v1.EraseResponse
+	11, // 20: kvmesh.kvrpc.v1.Peer.Label:output_type -> kvmesh.kvrpc.v1.LabelResponse
+	13, // 21: kvmesh.kvrpc.v1.Peer.Stats:output_type -> kvmesh.kvrpc.v1.StatsResponse
+	15, // 22: kvmesh.kvrpc.v1.Peer.OpenTail:output_type -> kvmesh.kvrpc.v1.OpenTailResponse
+	17, // 23: kvmesh.kvrpc.v1.Peer.RotateTail:output_type -> kvmesh.kvrpc.v1.RotateTailResponse
+	19, // 24: kvmesh.kvrpc.v1.Peer.CloseTail:output_type -> kvmesh.kvrpc.v1.CloseTailResponse
+	21, // 25: kvmesh.kvrpc.v1.Peer.DropTail:output_type -> kvmesh.kvrpc.v1.DropTailResponse
+	16, // [16:26] is the sub-list for method output_type
+	6,  // [6:16] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1269,7 +1386,7 @@ func file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDesc), len(file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

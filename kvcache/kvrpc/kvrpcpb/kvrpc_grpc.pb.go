@@ -22,6 +22,7 @@ const (
 	Peer_Longest_FullMethodName    = "/kvmesh.kvrpc.v1.Peer/Longest"
 	Peer_Refused_FullMethodName    = "/kvmesh.kvrpc.v1.Peer/Refused"
 	Peer_Drop_FullMethodName       = "/kvmesh.kvrpc.v1.Peer/Drop"
+	Peer_Erase_FullMethodName      = "/kvmesh.kvrpc.v1.Peer/Erase"
 	Peer_Label_FullMethodName      = "/kvmesh.kvrpc.v1.Peer/Label"
 	Peer_Stats_FullMethodName      = "/kvmesh.kvrpc.v1.Peer/Stats"
 	Peer_OpenTail_FullMethodName   = "/kvmesh.kvrpc.v1.Peer/OpenTail"
@@ -47,8 +48,12 @@ type PeerClient interface {
 	Longest(ctx context.Context, in *LongestRequest, opts ...grpc.CallOption) (*LongestResponse, error)
 	// Refused tells of a block whose bytes were found to be wrong. The peer looks itself.
 	Refused(ctx context.Context, in *RefusedRequest, opts ...grpc.CallOption) (*RefusedResponse, error)
-	// Drop forgets all blocks and tails of a fingerprint.
+	// Drop forgets all blocks and tails of a fingerprint, in the memory and on the disks of
+	// the peer.
 	Drop(ctx context.Context, in *DropRequest, opts ...grpc.CallOption) (*DropResponse, error)
+	// Erase forgets all blocks and tails of a tenant there. Every second at least it says how
+	// far it is, and at the end that it is done; it ends when the caller leaves.
+	Erase(ctx context.Context, in *EraseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EraseResponse], error)
 	// Label notes whose KV a fingerprint's is.
 	Label(ctx context.Context, in *LabelRequest, opts ...grpc.CallOption) (*LabelResponse, error)
 	// Stats returns the counters of the peer's store.
@@ -100,6 +105,25 @@ func (c *peerClient) Drop(ctx context.Context, in *DropRequest, opts ...grpc.Cal
 	}
 	return out, nil
 }
+
+func (c *peerClient) Erase(ctx context.Context, in *EraseRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EraseResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[0], Peer_Erase_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EraseRequest, EraseResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_EraseClient = grpc.ServerStreamingClient[EraseResponse]
 
 func (c *peerClient) Label(ctx context.Context, in *LabelRequest, opts ...grpc.CallOption) (*LabelResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -178,8 +202,12 @@ type PeerServer interface {
 	Longest(context.Context, *LongestRequest) (*LongestResponse, error)
 	// Refused tells of a block whose bytes were found to be wrong. The peer looks itself.
 	Refused(context.Context, *RefusedRequest) (*RefusedResponse, error)
-	// Drop forgets all blocks and tails of a fingerprint.
+	// Drop forgets all blocks and tails of a fingerprint, in the memory and on the disks of
+	// the peer.
 	Drop(context.Context, *DropRequest) (*DropResponse, error)
+	// Erase forgets all blocks and tails of a tenant there. Every second at least it says how
+	// far it is, and at the end that it is done; it ends when the caller leaves.
+	Erase(*EraseRequest, grpc.ServerStreamingServer[EraseResponse]) error
 	// Label notes whose KV a fingerprint's is.
 	Label(context.Context, *LabelRequest) (*LabelResponse, error)
 	// Stats returns the counters of the peer's store.
@@ -210,6 +238,9 @@ func (UnimplementedPeerServer) Refused(context.Context, *RefusedRequest) (*Refus
 }
 func (UnimplementedPeerServer) Drop(context.Context, *DropRequest) (*DropResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drop not implemented")
+}
+func (UnimplementedPeerServer) Erase(*EraseRequest, grpc.ServerStreamingServer[EraseResponse]) error {
+	return status.Error(codes.Unimplemented, "method Erase not implemented")
 }
 func (UnimplementedPeerServer) Label(context.Context, *LabelRequest) (*LabelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Label not implemented")
@@ -303,6 +334,17 @@ func _Peer_Drop_Handler(srv interface{}, ctx context.Context, dec func(interface
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Peer_Erase_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EraseRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServer).Erase(m, &grpc.GenericServerStream[EraseRequest, EraseResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_EraseServer = grpc.ServerStreamingServer[EraseResponse]
 
 func _Peer_Label_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LabelRequest)
@@ -456,6 +498,12 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Peer_DropTail_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Erase",
+			Handler:       _Peer_Erase_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "kvcache/kvrpc/kvrpcpb/kvrpc.proto",
 }
