@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/h2"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 	"github.com/kvmesh/kvmesh/internal/policy"
@@ -46,6 +47,7 @@ type attempt struct {
 	moved bool // its first token was counted as a move
 	took  takeover
 	early [][]byte // data of events before its first token
+	now   *inBatch // where its event is handled without waiting, else nil
 
 	// thaw is not nil while the answer is about to go on elsewhere: then it waits. It is
 	// closed when the answer stays after all. Whoever holds the pen changes it.
@@ -230,7 +232,7 @@ func (a *attempt) request() *http.Request {
 // unreachable is the outcome when no response came. A failure to reach Envoy's own
 // socket says nothing about any worker.
 func unreachable(err error) outcome {
-	if errors.Is(err, errEgress) {
+	if errors.Is(err, h2.ErrConnect) {
 		return outcome{result: resultEgress, retry: true, err: openai.Unavailable(time.Second, "The mesh's proxy cannot be reached at the moment. Please try again.")}
 	}
 	return outcome{result: resultBroken, retry: true, blame: failed, err: broke()}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/h2"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
@@ -137,6 +138,31 @@ func (c *client) writeLocked(raw []byte) error {
 	if _, c.err = c.w.Write(raw); c.err == nil {
 		c.err = c.rc.Flush()
 	}
+	return c.err
+}
+
+// enter begins to write events without waiting, for the goroutine that reads answers. It
+// returns nil where that is not possible: the client's connection is no HTTP/2, somebody
+// writes, or the answer has not begun or is over. Otherwise leave follows.
+func (c *client) enter() *h2.Writer {
+	w, ok := c.w.(*h2.Writer)
+	if !ok || !c.mu.TryLock() {
+		return nil
+	}
+	if !c.begun || c.closed || c.err != nil {
+		c.mu.Unlock()
+		return nil
+	}
+	return w
+}
+
+// leave ends what enter began.
+func (c *client) leave() { c.mu.Unlock() }
+
+// eventNow sends one whole event with the batch, between enter and leave.
+func (c *client) eventNow(b *h2.Batch, w *h2.Writer, raw []byte) error {
+	c.wrote = time.Now()
+	c.err = w.WriteNow(b, raw)
 	return c.err
 }
 

@@ -4,6 +4,8 @@
 //
 //	Envoy edge ── HTTP over a Unix socket ──▶ Relay ── HTTP/2 ──▶ Envoy egress ──▶ worker
 //
+// HTTP/2 is that of internal/h2, on both sides.
+//
 // A request is a job. It makes attempts, each naming exactly one worker, until its
 // answer is whole. What reaches the client is always one of:
 //
@@ -16,8 +18,9 @@
 //
 // The handler's goroutine runs the job: it begins attempts, looks at the clock, hears
 // what the fleet and operators want, and says the last word. Each attempt has a
-// goroutine that reads its worker's events and writes them to the client. Only one of
-// them at a time may: it holds the job's pen. The first attempt with a token to say
+// goroutine that reads its worker's events and writes them to the client; plain events
+// of an answer that flows are handled before it hears of them, by the goroutine that reads
+// the connection to Envoy (pump.go). Only one of them at a time may: it holds the job's pen. The first attempt with a token to say
 // becomes the owner of the answer, and so does a later one, provided that the client
 // has not been told anything since that attempt was made.
 //

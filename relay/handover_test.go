@@ -3,6 +3,7 @@ package relay
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kvmesh/kvmesh/internal/names"
@@ -212,5 +214,21 @@ func TestHandoverRefused(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(socket + ".*"); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A token that was on its way when its stream was given away is part of what the next
+// gateway gets, for the ledger counts it already; how the job ends here is not.
+func TestGivenStreamTakesTokens(t *testing.T) {
+	k, err := newRetained(1<<20, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &keptStream{all: k, mark: []byte("id: s:"), head: http.Header{"Content-Type": {"text/event-stream"}}, size: 1 << 20, given: make(chan struct{})}
+	if _, err := s.Write([]byte("id: s:1\ndata: {}\n\n")); err != nil || len(s.events) != 1 || s.numbered != 1 {
+		t.Errorf("a token: %v, %d events", err, len(s.events))
+	}
+	if _, err := s.Write([]byte("data: {\"error\":{}}\n\n")); !errors.Is(err, errNotKept) || len(s.events) != 1 {
+		t.Errorf("an error: %v, %d events", err, len(s.events))
 	}
 }

@@ -107,6 +107,14 @@ func inMesh(t *testing.T, change func(*Config), serve func(n int, w http.Respons
 	})
 }
 
+// protocols are HTTP/2 by prior knowledge, and HTTP/1.1 beside it on request.
+func protocols(http1 bool) *http.Protocols {
+	p := &http.Protocols{}
+	p.SetHTTP1(http1)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
 func newMesh(t testing.TB, change func(*Config), dial func(context.Context) (net.Conn, error)) *mesh {
 	t.Helper()
 	set, err := policy.Parse(policy.File{Name: "test.yaml", Data: []byte(policyYAML)})

@@ -5,15 +5,16 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/kvmesh/kvmesh/internal/fleet"
+	"github.com/kvmesh/kvmesh/internal/h2"
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
@@ -22,7 +23,7 @@ import (
 type Relay struct {
 	cfg     Config
 	metrics *metrics
-	egress  *http.Transport
+	egress  *h2.Transport
 	retries retryBudget
 	live    live
 	mark    string // of the secret, as workers register it
@@ -35,6 +36,7 @@ type Relay struct {
 	name    string             // of this one among those that follow each other
 	fetches singleflight.Group // of streams from other gateways
 	tracer  trace.Tracer
+	inlined atomic.Int64 // events that went through in the goroutine that read them
 
 	// cut ends when running answers must end with an error.
 	cut    context.Context
@@ -52,15 +54,14 @@ var (
 	errDraining  = errors.New("the gateway is stopping")
 )
 
-// errEgress says that an attempt failed before it reached Envoy.
-var errEgress = errors.New("egress listener")
-
 // Windows and limits of both HTTP/2 sides. The window of a stream is what an
 // answer can pile up while its client does not read: Envoy stops reading from the
 // worker when it is full. All streams share one connection to Envoy, whose own
-// window is left at the transport's default of 1 GiB, so that a slow client cannot
-// hold the others up.
+// window is so large that a slow client cannot hold the others up.
 const (
+	answersWindow = 1 << 30
+	bodiesWindow  = 4 << 20 // of all request bodies on a connection: they are read at once
+	dialTimeout   = 10 * time.Second
 	streamWindow  = 256 << 10 // most bytes of an answer held for a slow client
 	bodyWindow    = 1 << 20   // of a request body, per stream
 	maxStreams    = 10_000
@@ -99,51 +100,24 @@ func New(cfg Config) (*Relay, error) {
 	r.pacers.make = func(id string) *gate { return &gate{most: func() int64 { return r.turns(id) }} }
 	r.retries.init(cfg.RetryShare, cfg.MinRetries)
 	r.cut, r.cutNow = context.WithCancel(context.Background())
-	r.egress = &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := cfg.DialEgress(ctx)
-			if err != nil {
-				return nil, fmt.Errorf("%w: %w", errEgress, err)
-			}
-			return newGathering(conn), nil
-		},
-		// The transport would ask for gzip by itself, and unpack it.
-		DisableCompression: true,
-		Protocols:          protocols(false),
-		HTTP2: &http.HTTP2Config{
-			MaxReceiveBufferPerStream: streamWindow,
-			SendPingTimeout:           pingAfter, PingTimeout: pingTimeout,
-		},
+	r.egress = &h2.Transport{
+		Dial: cfg.DialEgress, DialTimeout: dialTimeout, Window: streamWindow, Share: answersWindow, PingAfter: pingAfter, PingTimeout: pingTimeout,
 	}
 	return r, nil
-}
-
-// protocols are HTTP/2 by prior knowledge, and HTTP/1.1 beside it on request.
-func protocols(http1 bool) *http.Protocols {
-	p := &http.Protocols{}
-	p.SetHTTP1(http1)
-	p.SetUnencryptedHTTP2(true)
-	return p
 }
 
 // Run serves on lis (HTTP/1.1, and HTTP/2 without TLS) until ctx ends. Then it
 // takes no new requests and lets running answers finish; those that run longer
 // than Config.Drain end with an error event. It closes lis.
 func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
-	srv := &http.Server{
-		Handler:           r,
-		Protocols:         protocols(true),
-		ReadHeaderTimeout: headerTimeout,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerStream: bodyWindow},
-		ErrorLog:          slog.NewLogLogger(r.cfg.Log.Handler(), slog.LevelWarn),
-	}
+	srv := &h2.Server{Handler: r, MaxStreams: maxStreams, Window: bodyWindow, Share: bodiesWindow, Hello: headerTimeout, Log: r.cfg.Log}
 	defer r.kept.share(context.WithoutCancel(ctx))()
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
 		r.shutdown(context.WithoutCancel(ctx), srv)
 	})
-	err := srv.Serve(gatheringListener{lis})
+	err := srv.Serve(lis)
 	if stop() { // ctx is still alive: Serve failed by itself
 		r.Cut()
 		r.kept.close()
@@ -167,7 +141,7 @@ func (r *Relay) Cut() {
 
 // shutdown gives running answers time to end, then the time to say that they
 // were cut, then none.
-func (r *Relay) shutdown(ctx context.Context, srv *http.Server) {
+func (r *Relay) shutdown(ctx context.Context, srv *h2.Server) {
 	defer r.egress.CloseIdleConnections()
 	drain, cancel := context.WithTimeout(ctx, r.cfg.Drain)
 	defer cancel()

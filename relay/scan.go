@@ -28,6 +28,10 @@ type chunkView struct {
 	dropped                         bool // the server gave a choice up
 }
 
+// isFailure reports whether the event ends the attempt, and not the answer: an error event,
+// or the end of the server's will to give it.
+func (v *chunkView) isFailure() bool { return v.failed.to > 0 || v.dropped }
+
 // choiceView is what an event says of one choice.
 type choiceView struct {
 	at    span // the object

@@ -122,7 +122,7 @@ func (w *sharer) newSharing(stream string) *sharing {
 func (w *sharer) noteLocked(s *keptStream, last bool) {
 	h := s.share
 	switch {
-	case h == nil, h.off, w.frozen:
+	case h == nil, h.off, w.frozen && last:
 		return
 	case w.down:
 		h.fresh = true
@@ -156,11 +156,12 @@ func (w *sharer) noteLocked(s *keptStream, last bool) {
 	w.poke()
 }
 
-// heldLocked says up to which event a stream's client may be sent.
+// heldLocked says up to which event a stream's client may be sent. The end of a stream
+// that the gateway's own end cut is not stored: it goes out after what is.
 func (w *sharer) heldLocked(s *keptStream) int {
 	end := s.first + len(s.events)
 	h := s.share
-	if h == nil || h.off || h.fresh || w.late || w.down || w.frozen {
+	if h == nil || h.off || h.fresh || w.late || w.down || w.frozen && h.stored >= s.numbered {
 		return end
 	}
 	return min(end, h.stored)
@@ -203,8 +204,8 @@ func (w *sharer) tooSlow() {
 	w.pokeAllLocked()
 }
 
-// freezeLocked ends sharing: what the streams are told from now on, they are told because
-// the gateway ends.
+// freezeLocked ends sharing but for tokens that are on their way: how the streams end from
+// now on, they end because the gateway does.
 func (w *sharer) freezeLocked() {
 	if w != nil {
 		w.frozen = true

@@ -22,17 +22,20 @@ var errTail = errors.New("no end of the stream after [DONE]")
 // whole. Until its first token nothing of it is, so that until then another worker can
 // take over unseen.
 func (a *attempt) streamed(resp *http.Response) outcome {
-	events := openai.NewEventReader(resp.Body, a.j.r.cfg.MaxEvent)
+	p := newPump(a, resp)
+	defer p.close()
 	for {
-		ev, err := events.Next()
+		ev, err := p.next()
 		if err != nil {
 			return a.cutOff()
 		}
 		var o outcome
 		over := false
 		switch {
+		case p.over:
+			return p.o
 		case ev.Done():
-			o, over = a.done(events), true
+			o, over = a.done(p), true
 		case ev.Data != nil:
 			o, over = a.event(ev, resp)
 		case a.mine:
@@ -83,10 +86,10 @@ func (a *attempt) comment(ev openai.Event) (outcome, bool) {
 // event takes an event with data.
 func (a *attempt) event(ev openai.Event, resp *http.Response) (outcome, bool) {
 	v, err := a.scan(ev.Data)
-	if err == nil && v.failed.to > 0 {
-		return a.reported(ev.Data, resp), true
-	}
-	if err == nil && v.dropped { // no end of the answer, but of the server's will to give it
+	if err == nil && v.isFailure() {
+		if v.failed.to > 0 {
+			return a.reported(ev.Data, resp), true
+		}
 		return a.cutOff(), true
 	}
 	if !a.hold() {
@@ -249,7 +252,13 @@ func (j *job) frame(ev openai.Event, data []byte) []byte {
 
 // send writes to the client. The pen is held.
 func (a *attempt) send(raw []byte) (outcome, bool) {
-	if err := a.j.out.event(raw); err != nil {
+	err := error(nil)
+	if a.now != nil {
+		err = a.j.out.eventNow(a.now.batch, a.now.w, raw)
+	} else {
+		err = a.j.out.event(raw)
+	}
+	if err != nil {
 		a.j.cancel(err)
 		return outcome{result: resultGone}, true
 	}
@@ -257,7 +266,8 @@ func (a *attempt) send(raw []byte) (outcome, bool) {
 }
 
 // done takes the end of a stream.
-func (a *attempt) done(events *openai.EventReader) outcome {
+func (a *attempt) done(p *pump) outcome {
+	p.alone = true
 	if !a.mine || !a.hold() {
 		return a.broken(broke())
 	}
@@ -275,7 +285,7 @@ func (a *attempt) done(events *openai.EventReader) outcome {
 	// cancelled request.
 	j.watch.set(tailTime, errTail)
 	for {
-		if _, err := events.Next(); err != nil {
+		if _, err := p.next(); err != nil {
 			return o
 		}
 	}

@@ -11,6 +11,10 @@ import (
 // than the reader's limit. Nothing can be read after it.
 var ErrEventTooLarge = errors.New("server-sent event is too large")
 
+// ErrNotYet is what a source of events that does not wait returns when nothing is there.
+// EventReader.Next returns it, too, and goes on with the next call.
+var ErrNotYet = errors.New("no event yet")
+
 // DoneData is the data of the event that ends a complete OpenAI stream.
 const DoneData = "[DONE]"
 
@@ -84,7 +88,9 @@ func (r *EventReader) Next() (Event, error) {
 			}
 			return Event{}, r.last()
 		}
-		r.fill()
+		if !r.fill() {
+			return Event{}, ErrNotYet
+		}
 	}
 }
 
@@ -198,8 +204,8 @@ func (r *EventReader) drop(to int) {
 	r.start, r.scan, r.line, r.crlf = to, to, to, false
 }
 
-// fill reads once, making room first.
-func (r *EventReader) fill() {
+// fill reads once, making room first. It returns false when there is nothing yet.
+func (r *EventReader) fill() bool {
 	switch {
 	case r.start == r.end:
 		r.start, r.scan, r.line, r.end = 0, 0, 0, 0
@@ -218,12 +224,16 @@ func (r *EventReader) fill() {
 	for range 100 {
 		n, err := r.r.Read(r.buf[r.end:])
 		r.end += n
+		if errors.Is(err, ErrNotYet) {
+			return n > 0
+		}
 		r.err = err
 		if n > 0 || err != nil {
-			return
+			return true
 		}
 	}
 	r.err = io.ErrNoProgress
+	return true
 }
 
 // take cuts the event of n bytes off and parses its fields.

@@ -59,6 +59,7 @@ type splicer struct {
 	secret string   // "" asks the mesh
 	urls   []string // of the mesh, or of the workers in order
 	tokens int
+	step   int    // ms from one token of all streams to the next, 0 gives each its own pace
 	ready  func() // called once the stream has 20 tokens
 	events atomic.Int64
 	died   atomic.Pointer[time.Time] // when the worker was killed
@@ -116,7 +117,7 @@ func (s *splicer) gap(i int) time.Duration {
 
 // post asks for stream i, or for its rest.
 func (s *splicer) post(i, attempt int, ids []int32, text int) (*http.Response, error) {
-	body := map[string]any{"model": "sim-1", "prompt": fmt.Sprint("number ", i), "max_tokens": s.tokens, "ignore_eos": true, "stream": true, "temperature": 0, "return_token_ids": true, "sim": map[string]any{"max": 0}}
+	body := map[string]any{"model": "sim-1", "prompt": fmt.Sprint("number ", i), "max_tokens": s.tokens, "ignore_eos": true, "stream": true, "temperature": 0, "return_token_ids": true, "sim": map[string]any{"max": 0, "step_ms": s.step}}
 	stream := fmt.Sprint("bench-", i)
 	if s.secret != "" {
 		field := map[string]any{"token_ids": true}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -138,7 +139,12 @@ func BenchmarkRelay(b *testing.B) {
 	}
 }
 
+// relayBound is the promise for one token of an engine that computes in batches, on a
+// machine without other load.
+const relayBound = 25 * time.Microsecond
+
 func benchRelay(b *testing.B, kind string, together bool) {
+	busy, known := hostLoad()
 	const streams, tokens, pace = 100, 100, 20 * time.Millisecond
 	dir := b.TempDir()
 	workers := startWorker(b, filepath.Join(dir, "egress"), tokens, newSteps(b, pace, together))
@@ -161,8 +167,13 @@ func benchRelay(b *testing.B, kind string, together bool) {
 		wg.Wait()
 		total += streams * tokens
 	}
-	usageOf(b, cmd.Process.Pid).less(before).report(b, "", total)
+	used := usageOf(b, cmd.Process.Pid).less(before)
+	used.report(b, "", total)
+	b.ReportMetric(busy, "load-avg")
 	b.ReportMetric(0, "ns/op") // the pace's, not the relay's
+	if idle := known && busy < float64(runtime.NumCPU()); idle && kind == kindRelay && together && used.cpu > time.Duration(total)*relayBound {
+		b.Errorf("the relay took %v per token, want at most %v", used.cpu/time.Duration(total), relayBound)
+	}
 	client.CloseIdleConnections()
 	_ = stdin.Close()
 	if err := cmd.Wait(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,36 +69,69 @@ func (u usage) report(b *testing.B, who string, tokens int) {
 	b.ReportMetric(float64(u.waits)/n, who+"waits/token")
 }
 
-// BenchmarkMeshStreams measures the processor time per token of gateway, Envoy and
-// workers, at 100 streams of 50 tokens per second.
+// plus is the usage of both.
+func (u usage) plus(v usage) usage {
+	return usage{u.cpu + v.cpu, u.reads + v.reads, u.writes + v.writes, u.waits + v.waits}
+}
+
+// BenchmarkMeshStreams measures the processor time of gateway, Envoy and workers, at 100
+// streams of 50 tokens per second that come one by one, or as those of an engine that
+// computes them in one batch. Streams of two lengths tell what a token costs from what
+// its request does.
 func BenchmarkMeshStreams(b *testing.B) {
-	const streams, tokens = 100, 200
+	b.Run("single", func(b *testing.B) { benchMeshStreams(b, 0) })
+	b.Run("batched", func(b *testing.B) { benchMeshStreams(b, 20) })
+}
+
+func benchMeshStreams(b *testing.B, step int) {
+	const streams, short, long = 100, 200, 1000
 	m := startMesh(b)
-	parts := m.Parts()
-	before := map[string]usage{}
-	for name, pid := range parts {
-		before[name] = usageOf(b, pid)
-	}
-	total := 0
-	client := &splicer{b: b, urls: []string{m.OpenAI}, tokens: tokens, ready: func() {}}
+	client := &splicer{b: b, urls: []string{m.OpenAI}, step: step, ready: func() {}}
+	busy, known := hostLoad()
+	client.tokens = short
+	client.all(streams)                                  // the first ones are dear
+	all := map[int]map[string]usage{short: {}, long: {}} // by length and kind of process
+	rounds := 0
 	for b.Loop() {
-		var wg sync.WaitGroup
-		for i := range streams {
-			wg.Go(func() { client.gap(i) })
+		for _, client.tokens = range []int{short, long} {
+			before := usageOfParts(b, m.Parts())
+			client.all(streams)
+			for kind, u := range usageOfParts(b, m.Parts()) {
+				all[client.tokens][kind] = all[client.tokens][kind].plus(u.less(before[kind]))
+			}
 		}
-		wg.Wait()
-		total += streams * tokens
-	}
-	used := map[string]usage{}
-	for name, pid := range parts {
-		kind, _, _ := strings.Cut(name, "-")
-		u := usageOf(b, pid).less(before[name])
-		sum := used[kind]
-		used[kind] = usage{sum.cpu + u.cpu, sum.reads + u.reads, sum.writes + u.writes, sum.waits + u.waits}
+		rounds++
 	}
 	for _, kind := range []string{"gateway", "envoy", "worker"} {
-		used[kind].report(b, kind+"-", total)
+		perToken := all[long][kind].less(all[short][kind])
+		perToken.report(b, kind+"-", rounds*streams*(long-short))
+		ofTokens := perToken.cpu * short / (long - short)
+		b.ReportMetric(float64((all[short][kind].cpu-ofTokens).Microseconds())/float64(rounds*streams), kind+"-cpu-µs/request")
 	}
-	b.ReportMetric(float64(client.events.Load())/float64(total), "events/token")
+	token := all[long]["gateway"].less(all[short]["gateway"]).cpu / time.Duration(rounds*streams*(long-short))
+	if idle := known && busy < float64(runtime.NumCPU()); idle && step > 0 && token > relayBound {
+		b.Errorf("the gateway took %v per token, want at most %v", token, relayBound)
+	}
+	b.ReportMetric(busy, "load-avg")
+	b.ReportMetric(float64(client.events.Load())/float64(streams*(short+rounds*(short+long))), "events/token")
 	b.ReportMetric(0, "ns/op")
+}
+
+// all reads so many streams at once.
+func (s *splicer) all(streams int) {
+	var wg sync.WaitGroup
+	for i := range streams {
+		wg.Go(func() { s.gap(i) })
+	}
+	wg.Wait()
+}
+
+// usageOfParts sums the parts of a mesh up by kind: all workers are one.
+func usageOfParts(b *testing.B, parts map[string]int) map[string]usage {
+	sums := map[string]usage{}
+	for name, pid := range parts {
+		kind, _, _ := strings.Cut(name, "-")
+		sums[kind] = sums[kind].plus(usageOf(b, pid))
+	}
+	return sums
 }

@@ -28,6 +28,7 @@
 //	error_at             an error event
 //	stall_at, stall_ms   a pause; without stall_ms for ever
 //	ttft_ms, itl_ms      slowness
+//	step_ms              tokens at multiples of that, as if all streams were one batch
 //	wrong_at             a token is not the model's
 //	corrupt_kv           what is published as KV is not that of the tokens
 //	status               an HTTP error; 429 and 503 with Retry-After

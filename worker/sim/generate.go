@@ -68,10 +68,11 @@ type sequence struct {
 	answerLen int     // 0 = no end of its own
 	due       time.Time
 	itl       time.Duration
-	text      []byte   // of the current token
-	kv        *kvState // nil = nobody keeps it
-	restored  int      // tokens whose KV was
-	newest    int32    // token without KV yet, when more is set
+	step      time.Duration // tokens are due at multiples of it, 0 = at any time
+	text      []byte        // of the current token
+	kv        *kvState      // nil = nobody keeps it
+	restored  int           // tokens whose KV was
+	newest    int32         // token without KV yet, when more is set
 	more      bool
 }
 
@@ -88,8 +89,9 @@ func (e *Engine) newSequence(ids []int32, p worker.Params, in Instructions, kv *
 	ttft := duration(over.ttftMs, e.cfg.TTFT) + time.Duration(len(ids)-restored)*e.cfg.PrefillPerToken
 	s := &sequence{
 		e: e, in: in, p: p, kv: kv, restored: restored, length: len(ids), said: p.Delivered, first: true, answerLen: e.cfg.AnswerLen,
-		due: time.Now().Add(duration(in.TTFTms, ttft)),
-		itl: duration(in.ITLms, duration(over.itlMs, e.cfg.ITL)),
+		due:  time.Now().Add(duration(in.TTFTms, ttft)),
+		itl:  duration(in.ITLms, duration(over.itlMs, e.cfg.ITL)),
+		step: duration(in.StepMs, 0),
 		// The choice is part of the start, so that choices of one request differ.
 		state: mix(e.key ^ uint64(p.Choice)<<32),
 	}
@@ -164,6 +166,9 @@ func (s *sequence) wait(ctx context.Context) error {
 			return s.sleep(ctx, nil)
 		}
 		s.due = s.due.Add(duration(s.in.StallMs, 0))
+	}
+	if at := s.due.Truncate(s.step); s.step > 0 && at.Before(s.due) {
+		s.due = at.Add(s.step)
 	}
 	if d := time.Until(s.due); d > 0 {
 		timer := time.NewTimer(d)

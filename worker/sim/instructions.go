@@ -16,6 +16,7 @@ import (
 type Instructions struct {
 	TTFTms     *float64 `json:"ttft_ms"`      // time to the first token, in place of TTFT and PrefillPerToken
 	ITLms      *float64 `json:"itl_ms"`       // time between two tokens
+	StepMs     *float64 `json:"step_ms"`      // tokens come at multiples of this, all streams' together: an engine's that computes them in one batch
 	Max        *int     `json:"max"`          // the answer ends by itself after so many tokens, 0 = never
 	StallAt    *int     `json:"stall_at"`     // wait before this token
 	StallMs    *float64 `json:"stall_ms"`     // for so long, absent = until the client leaves
@@ -45,7 +46,7 @@ func parseInstructions(raw []byte) (Instructions, *openai.Error) {
 			return in, openai.Invalid("sim", "Invalid 'sim': %d is negative.", *n)
 		}
 	}
-	for _, ms := range []*float64{in.TTFTms, in.ITLms, in.StallMs} {
+	for _, ms := range []*float64{in.TTFTms, in.ITLms, in.StepMs, in.StallMs} {
 		if ms != nil && (*ms < 0 || *ms > 1e9) {
 			return in, openai.Invalid("sim", "Invalid 'sim': %g ms is outside 0 to 1e9.", *ms)
 		}

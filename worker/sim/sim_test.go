@@ -210,6 +210,7 @@ func TestTimes(t *testing.T) {
 		}{
 			{``, []time.Duration{1010e6, 1110e6, 1210e6}},
 			{`{"ttft_ms":180000,"itl_ms":20}`, []time.Duration{180000e6, 180020e6, 180040e6}},
+			{`{"ttft_ms":5,"itl_ms":30,"step_ms":20}`, []time.Duration{10e6, 50e6, 90e6}}, // it starts 10 ms before a step
 			{`{"ttft_ms":0,"stall_at":2,"stall_ms":5000}`, []time.Duration{0, 100e6, 5200e6, 5300e6}},
 		} {
 			start := time.Now()

@@ -1,0 +1,184 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Transport is an http.RoundTripper to one server, whatever a request's URL says. Its
+// requests share a connection, or several where the server takes no more streams on one.
+// Its fields are set before the first. It is safe for concurrent use.
+type Transport struct {
+	// Dial makes a connection. Its context is not a request's: all that wait for a
+	// connection get the same one.
+	Dial        func(ctx context.Context) (net.Conn, error)
+	DialTimeout time.Duration // until the server's first frame, too
+	Window      int32         // bytes of one answer that wait to be read
+	Share       int64         // bytes of all answers together, no less than Window
+	PingAfter   time.Duration // a connection that is silent for so long is checked
+	PingTimeout time.Duration // and ended after that
+
+	mu    sync.Mutex
+	conns []*clientConn // that take requests
+	dials *dial         // under way, nil for none
+}
+
+// dial is an attempt to connect, of all who wait for it.
+type dial struct {
+	done chan struct{}
+	err  error
+}
+
+// ErrConnect says that there was no connection to make a request on.
+var ErrConnect = errors.New("h2: no connection")
+
+// Errors for which a request is made again, on another connection.
+var (
+	errUnprocessed = errors.New("h2: the server has not looked at the request")
+	errFull        = errors.New("h2: the server takes no more requests")
+)
+
+// mostTries bounds how often a request is made that the server does not look at.
+const mostTries = 4
+
+// RoundTrip implements http.RoundTripper. The answer's body is a *Body. A request that the
+// server has certainly not looked at is made again where its body can be.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	for try := 1; ; try++ {
+		var resp *http.Response
+		s, c, err := t.open(req)
+		if err == nil {
+			resp, err = c.roundTrip(s, req)
+		}
+		if err == nil || !errors.Is(err, errUnprocessed) || try == mostTries {
+			if err != nil && req.Body != nil {
+				_ = req.Body.Close() // nobody reads it
+			}
+			return resp, err
+		}
+		if req, err = again(req); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// again is a request as it was before its body was read.
+func again(req *http.Request) (*http.Request, error) {
+	if req.Body == nil || req.Body == http.NoBody {
+		return req, nil
+	}
+	_ = req.Body.Close() // another one takes its place
+	if req.GetBody == nil {
+		return nil, errUnprocessed
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return nil, fmt.Errorf("read the request's body again: %w", err)
+	}
+	next := *req
+	next.Body = body
+	return &next, nil
+}
+
+// open begins a request on a connection that takes it.
+func (t *Transport) open(req *http.Request) (*stream, *clientConn, error) {
+	for try := 1; ; try++ {
+		t.mu.Lock()
+		conns := slices.Clone(t.conns)
+		t.mu.Unlock()
+		for _, c := range conns {
+			if s := c.open(req); s != nil {
+				return s, c, nil
+			}
+		}
+		if try > mostTries {
+			return nil, nil, errFull
+		}
+		if err := t.connect(req.Context()); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// connect waits for a new connection, which it makes unless another does.
+func (t *Transport) connect(ctx context.Context) error {
+	t.mu.Lock()
+	d := t.dials
+	if d == nil {
+		d = &dial{done: make(chan struct{})}
+		t.dials = d
+		go func() {
+			c, err := t.dial(context.WithoutCancel(ctx))
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if err == nil {
+				t.conns = append(t.conns, c)
+				if c.isAway() {
+					t.removeLocked(c)
+				}
+			}
+			if err != nil {
+				d.err = fmt.Errorf("%w: %w", ErrConnect, err)
+			}
+			t.dials = nil
+			close(d.done)
+		}()
+	}
+	t.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// dial makes a connection and waits for the server's SETTINGS: only then is known how many
+// requests it takes.
+func (t *Transport) dial(ctx context.Context) (*clientConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.DialTimeout)
+	defer cancel()
+	nc, err := t.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := newClientConn(t, nc)
+	c.start()
+	select {
+	case <-c.hasSet:
+		return c, nil
+	case <-c.done:
+		return nil, c.why()
+	case <-ctx.Done():
+		err := fmt.Errorf("h2: no SETTINGS of the server: %w", ctx.Err())
+		c.fail(err)
+		return nil, err
+	}
+}
+
+// remove has no more requests use a connection.
+func (t *Transport) remove(c *clientConn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.removeLocked(c)
+}
+
+func (t *Transport) removeLocked(c *clientConn) {
+	t.conns = slices.DeleteFunc(t.conns, func(o *clientConn) bool { return o == c })
+}
+
+// CloseIdleConnections ends the connections that carry nothing.
+func (t *Transport) CloseIdleConnections() {
+	t.mu.Lock()
+	conns := slices.Clone(t.conns)
+	t.mu.Unlock()
+	for _, c := range conns {
+		c.closeIdle()
+	}
+}
