@@ -24,12 +24,12 @@ func kvCommand(e *env) *cobra.Command {
 		Short: "The KV that workers keep: list, check, drop",
 		Long: `The KV store of a host is a directory that its workers share. These commands
 open it beside them, while they run or not, and need no control plane. Where a KV node
-keeps it, ls, invalidate and gc ask the node.`,
+keeps it, ls, invalidate, gc and peers ask the node.`,
 		Example: `  kvmesh kv ls
   kvmesh kv verify
   kvmesh kv invalidate --model gemma-3-270m`,
 	}
-	c.AddCommand(kvLsCommand(o), kvStatCommand(o), kvVerifyCommand(o), kvInvalidateCommand(o), kvGCCommand(o))
+	c.AddCommand(kvLsCommand(o), kvStatCommand(o), kvVerifyCommand(o), kvInvalidateCommand(o), kvGCCommand(o), kvPeersCommand(o))
 	for _, sub := range c.Commands() {
 		sub.Args = cobra.NoArgs
 		sub.Flags().StringVar(&o.dir, "kv-dir", "", "directory of the KV (default: that of the last 'kvmesh up' of this folder)")

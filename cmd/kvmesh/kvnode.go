@@ -129,7 +129,7 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 		if err := others.start(ctx, group, below, registry); err != nil {
 			return err
 		}
-		served.Tails = others.store
+		served.Tails, served.Peers = others.store, others.view
 	}
 	group.Go(func() error { return kvnode.NewServer(served).Serve(ctx, l) })
 	if o.metrics != "" {

@@ -91,6 +91,11 @@ func (p *peerPart) EraseTenant(ctx context.Context, e kvcache.Erasure) (blocks i
 	return p.below.Part(diskTier).EraseTenant(ctx, e)
 }
 
+// unreplicated is how many tokens are on no other host.
+func (p *peerPart) unreplicated() int64 {
+	return max(p.below.BehindIn(peerTier).Tokens+p.store.Behind(), 0)
+}
+
 // offered is how many blocks are offered again when a host has gone that may have had copies.
 const offered = 4096
 
@@ -108,7 +113,7 @@ func (p *peerPart) start(ctx context.Context, group *errgroup.Group, below *stac
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "kvmesh_kv_unreplicated_tokens",
 		Help: "Tokens whose KV is on no other host yet: lost if this host is lost now. Those of blocks that were given up are in kvmesh_kv_stack_dropped_total.",
-	}, func() float64 { return float64(max(below.BehindIn(peerTier)+p.store.Behind(), 0)) }))
+	}, func() float64 { return float64(p.unreplicated()) }))
 	group.Go(func() error {
 		stop := context.AfterFunc(ctx, func() { logClose(p.e, "server of peers", p.server.Close()) })
 		defer stop()

@@ -63,6 +63,7 @@
 //	20 name      tail:8, and as open: what the tail was opened as, or is since a rotation
 //	21 erase     the tenant's name  →  JSON: how far the erasure is, which the first begins;
 //	             it is asked for again until it is done
+//	22 peers     →  JSON: the nodes of other hosts; failed where there are none
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes. Tails and name are for one that

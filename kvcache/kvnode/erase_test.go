@@ -4,6 +4,7 @@ package kvnode
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -76,3 +77,20 @@ type unable struct{ kvcache.Store }
 
 // Put implements kvcache.Store.
 func (unable) Put(context.Context, *kvcache.Frame) error { return nil }
+
+// TestPeers: a node says who the other hosts are, and one that knows none says that.
+func TestPeers(t *testing.T) {
+	_, c := startFar(t)
+	if _, err := c.Peers(t.Context()); err == nil || !strings.Contains(err.Error(), errNoPeers.Error()) {
+		t.Errorf("without peers: %v", err)
+	}
+	s := &Server{peers: func() Peers { return Peers{ID: "a", Nodes: []PeerNode{{ID: "b", Owed: 2}}} }}
+	b, err := s.others()
+	var p Peers
+	if err == nil {
+		err = json.Unmarshal(b, &p)
+	}
+	if err != nil || p.ID != "a" || len(p.Nodes) != 1 || p.Nodes[0].Owed != 2 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}

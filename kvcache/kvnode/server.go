@@ -67,6 +67,7 @@ type Server struct {
 	done  sync.WaitGroup
 
 	erasures erasures
+	peers    func() Peers
 }
 
 // offered is how many blocks a new server offers to the tiers below it.
@@ -81,6 +82,8 @@ type ServerConfig struct {
 	Below *stack.Stack
 	// Tails has copies of tails on other hosts; nil = there are none.
 	Tails FarTails
+	// Peers says who the other hosts are, within a second; nil = there are none.
+	Peers func() Peers
 	Log   *slog.Logger // default: silent
 }
 
@@ -92,7 +95,7 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.Below != nil {
 		cfg.Below.Offer(cfg.Store.Newest(offered))
 	}
-	s := &Server{store: cfg.Store, stack: cfg.Below, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}}
+	s := &Server{store: cfg.Store, stack: cfg.Below, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}, peers: cfg.Peers}
 	if cfg.Tails != nil {
 		s.own = &ownTails{far: cfg.Tails, byNo: map[uint64]kvcache.TailSpec{}}
 	}
@@ -296,6 +299,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 			return nil, err
 		}
 		return json.Marshal(models)
+	case opPeers:
+		return p.s.others()
 	case opErase:
 		return p.s.erase(ctx, string(c.rest()))
 	case opRoom:

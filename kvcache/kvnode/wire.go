@@ -48,6 +48,7 @@ const (
 	opTails
 	opName
 	opErase
+	opPeers
 )
 
 // status is how an operation ended.

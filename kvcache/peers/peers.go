@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -284,4 +285,30 @@ func (s *Store) States() []State {
 	}
 	slices.SortFunc(list, func(a, b State) int { return cmp.Compare(a.ID, b.ID) })
 	return list
+}
+
+// Stats are the counters of each member that has some, by its id: of what this host did
+// there, and how many bytes of its room are used. It asks all at once, and waits for as long
+// as a member's own Stats takes.
+func (s *Store) Stats() map[string]kvcache.Stats {
+	s.mu.Lock()
+	list := slices.Collect(maps.Values(s.members))
+	s.mu.Unlock()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	stats := map[string]kvcache.Stats{}
+	for _, m := range list {
+		c, ok := m.peer.(kvcache.Counted)
+		if !ok {
+			continue
+		}
+		all.Go(func() {
+			st := c.Stats()
+			mu.Lock()
+			defer mu.Unlock()
+			stats[m.ID] = st
+		})
+	}
+	all.Wait()
+	return stats
 }

@@ -29,6 +29,7 @@ func (s *Stack) Wrote(b kvcache.Found) {
 		case t.queue <- b:
 		default:
 			t.count(b, -1)
+			t.givenUp.Add(1)
 			s.metrics.dropped.WithLabelValues(t.Name, "full").Inc()
 		}
 	}
@@ -110,7 +111,11 @@ func (s *Stack) write(t *tier) {
 		case <-s.ctx.Done():
 			return
 		case b := <-t.queue:
-			if why := s.writeOne(t, b); why != "" {
+			why := s.writeOne(t, b)
+			if why != "" && why != "gone" {
+				t.givenUp.Add(1)
+			}
+			if why != "" {
 				s.metrics.dropped.WithLabelValues(t.Name, why).Inc()
 			}
 			t.count(b, -1)

@@ -48,6 +48,9 @@ func TestQueueIsBounded(t *testing.T) {
 		if got := r.droppedFor("a", "full"); got != 88 {
 			t.Errorf("%v dropped, want 88: 10 wait and 2 are being written", got)
 		}
+		if b := r.BehindIn("a"); b.GivenUp != 88 || b.Blocks != 12 || b.Tokens != 12*size || b.Bytes <= 12*1000 {
+			t.Errorf("what the tier does not have: %+v", b)
+		}
 		if r.b.count() != 100 || r.tiers[0].behind.blocks.Load() != 12 {
 			t.Errorf("the other tier has %d blocks; %d behind", r.b.count(), r.tiers[0].behind.blocks.Load())
 		}

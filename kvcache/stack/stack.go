@@ -170,14 +170,23 @@ func (s *Stack) Behind() (blocks int64) {
 	return blocks
 }
 
-// BehindIn is how many tokens wait to be written, or are being written, to one tier.
-func (s *Stack) BehindIn(tier string) (tokens int64) {
+// Backlog is what one tier does not have.
+type Backlog struct {
+	// Blocks wait to be written, or are being written; Bytes and Tokens are theirs.
+	Blocks, Bytes, Tokens int64
+	// GivenUp is how many blocks were not written since the start, although the near store
+	// still had them.
+	GivenUp int64
+}
+
+// BehindIn is what one tier does not have yet.
+func (s *Stack) BehindIn(tier string) (b Backlog) {
 	for _, t := range s.tiers {
 		if t.Name == tier {
-			tokens += t.behind.tokens.Load()
+			b = Backlog{t.behind.blocks.Load(), t.behind.bytes.Load(), t.behind.tokens.Load(), t.givenUp.Load()}
 		}
 	}
-	return tokens
+	return b
 }
 
 // Stats implements kvcache.Counted: those of the near store. The far ones have their own.

@@ -19,6 +19,8 @@ type tier struct {
 	room  *semaphore.Weighted
 	// behind is what waits in the queue or is being written.
 	behind struct{ blocks, bytes, tokens atomic.Int64 }
+	// givenUp counts blocks that were not written although they were there.
+	givenUp atomic.Int64
 
 	// left is how many calls run that their caller has left at its deadline.
 	left atomic.Int64

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -99,6 +100,25 @@ func (h *three) invalidate(away string, what ...string) {
 	}
 }
 
+// state is what `kvmesh kv peers` on the first host says of another one.
+func (h *three) state(id string) (n kvnode.PeerNode) {
+	h.Helper()
+	out, err := exec.Command(bin, "kv", "peers", "--kv-dir", h.nodes[0].dir, "-o", "json").Output()
+	if err != nil {
+		h.Fatal(err)
+	}
+	var p kvnode.Peers
+	if err := json.Unmarshal(out, &p); err != nil || p.ID != "a" || p.Replicas != 3 || len(p.Nodes) != 2 {
+		h.Fatalf("%v: %s", err, out)
+	}
+	for _, n = range p.Nodes {
+		if n.ID == id {
+			break
+		}
+	}
+	return n
+}
+
 // frameOf makes a block of a model and a tenant.
 func frameOf(t testing.TB, model, tenant string) *kvcache.Frame {
 	t.Helper()
@@ -153,11 +173,18 @@ func TestPeersForget(t *testing.T) {
 	}
 
 	h.nodes[2].kill()
+	if err := h.client(0).Put(t.Context(), frameOf(t, "model", "late")); err != nil {
+		t.Fatal(err)
+	}
+	testmesh.Eventually(t, "the dead host fails", time.Minute, func() bool { return h.state("c").State == "failing" })
 	h.invalidate("c", "--fingerprint", old.Fingerprint.String())
 	h.nodes[0].kill()
 	h.again(0)
 	h.again(2)
-	testmesh.Eventually(t, "the host that is back has dropped the model", 2*time.Minute, func() bool { return there(old) == "" })
+	testmesh.Eventually(t, "the host that is back has dropped the model", 2*time.Minute, func() bool {
+		c := h.state("c")
+		return there(old) == "" && c.Owed == 0 && c.State == "up" && c.Limit > 0
+	})
 	if there(other) != "abc" {
 		t.Errorf("another model is on %q", there(other))
 	}
