@@ -273,7 +273,7 @@ func (c *Client) askOnce(ctx context.Context, what op, fill func([]byte) []byte,
 	}
 	body, err := c.talk(ctx, cn, what, nil)
 	if err == nil && use != nil {
-		err = use(cn, cursor{b: body})
+		err = use(cn, cursorOf(body))
 	}
 	c.give(cn, err)
 	return used, err

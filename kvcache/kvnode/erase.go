@@ -102,7 +102,7 @@ func (c *Client) EraseTenant(ctx context.Context, tenant string, each func(Erase
 	for {
 		var state Erased
 		err := c.ask(ctx, opErase, func(b []byte) []byte { return append(b, tenant...) }, func(_ *conn, body cursor) error {
-			return json.Unmarshal(body.rest(), &state)
+			return json.Unmarshal(body.Rest(), &state)
 		})
 		if err != nil {
 			return state, fmt.Errorf("erase a tenant: %w", err)

@@ -19,6 +19,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
@@ -296,7 +297,7 @@ func TestStrangers(t *testing.T) {
 		head{what: uint8(what), body: uint32(len(body))}.put(b)
 		return append(b, body...)
 	}
-	put := appendU64(appendRef(nil, sealed(t, 2, 10_000).Ref), 10_304)
+	put := kvwire.AppendSize(kvwire.AppendRef(nil, sealed(t, 2, 10_000).Ref), 10_304)
 	for name, send := range map[string][]byte{
 		"text": []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "nothing": {}, "half a head": []byte("KVN1"),
 		"half a body": bad(opGet, make([]byte, 30))[:20],
@@ -343,32 +344,32 @@ func FuzzWire(f *testing.F) {
 	f.Add(appendMatch(nil, m))
 	f.Add(appendTails(nil, []kvcache.Tail{{Ranges: []kvcache.Range{{IDs: ids, Data: []byte("x")}}}, {}}))
 	f.Add(appendSpec(nil, kvcache.TailSpec{Space: sp, Stream: "s", Choice: 1, Attempt: 2, First: 3}))
-	f.Add(appendIDs(append(appendSpace(nil, sp), make([]byte, 40)...), ids))
+	f.Add(kvwire.AppendIDs(append(kvwire.AppendSpace(nil, sp), make([]byte, 40)...), ids))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if c := (cursor{b: b}); len(b) >= headLen {
+		if c := (cursorOf(b)); len(b) >= headLen {
 			if h, err := parseHead(b, mostBody); err == nil {
 				again := make([]byte, headLen)
 				if h.put(again); !bytes.Equal(again, b[:headLen]) {
 					t.Errorf("head %x reads as %+v", b[:headLen], h)
 				}
 			}
-			if m := c.match(sp); !c.bad && !bytes.Equal(appendMatch(nil, m), b) {
+			if m := c.match(sp); !c.Bad && !bytes.Equal(appendMatch(nil, m), b) {
 				t.Errorf("match %x reads as %+v", b, m)
 			}
 		}
-		if c := (cursor{b: b}); true {
-			if tails := c.tails(sp, "s", 0); !c.bad && !bytes.Equal(appendTails(nil, tails), b) {
+		if c := (cursorOf(b)); true {
+			if tails := c.tails(sp, "s", 0); !c.Bad && !bytes.Equal(appendTails(nil, tails), b) {
 				t.Errorf("tails %x read as %+v", b, tails)
 			}
 		}
-		if c := (cursor{b: b}); true {
-			if spec := c.spec(); !c.bad && !bytes.Equal(appendSpec(nil, spec), b) {
+		if c := (cursorOf(b)); true {
+			if spec := c.spec(); !c.Bad && !bytes.Equal(appendSpec(nil, spec), b) {
 				t.Errorf("spec %x reads as %+v", b, spec)
 			}
 		}
-		if c := (cursor{b: b}); true {
+		if c := (cursorOf(b)); true {
 			q := c.query()
-			if again := appendIDs(appendU64(append(appendSpace(nil, q.Space), q.From[:]...), q.First), q.IDs); !c.bad && !bytes.HasPrefix(b, again) {
+			if again := kvwire.AppendIDs(kvwire.AppendSize(append(kvwire.AppendSpace(nil, q.Space), q.From[:]...), q.First), q.IDs); !c.Bad && !bytes.HasPrefix(b, again) {
 				t.Errorf("query %x reads as %+v", b, q)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // errShort says that an answer is not what its operation gives.
@@ -23,9 +24,9 @@ func (c *Client) Put(ctx context.Context, f *kvcache.Frame) error {
 		return kvcache.ErrClosed // it was lent and given back
 	}
 	dup := false
-	err := c.ask(ctx, opPut, func(b []byte) []byte { return appendU64(appendRef(b, f.Ref), int(f.Total)) },
+	err := c.ask(ctx, opPut, func(b []byte) []byte { return kvwire.AppendSize(kvwire.AppendRef(b, f.Ref), int(f.Total)) },
 		func(cn *conn, body cursor) error {
-			want := body.take(1)
+			want := body.Take(1)
 			if want == nil {
 				return errShort
 			}
@@ -116,13 +117,13 @@ func (c *Client) longest(ctx context.Context, what op, within time.Duration, q k
 	err = c.ask(ctx, what,
 		func(b []byte) []byte {
 			if what == opFetch {
-				b = appendU64(b, int(within))
+				b = kvwire.AppendSize(b, int(within))
 			}
-			return appendIDs(appendU64(append(appendSpace(b, q.Space), q.From[:]...), q.First), q.IDs)
+			return kvwire.AppendIDs(kvwire.AppendSize(append(kvwire.AppendSpace(b, q.Space), q.From[:]...), q.First), q.IDs)
 		},
 		func(cn *conn, body cursor) error {
 			far = cn.hello.Far
-			if m = body.match(q.Space); body.bad {
+			if m = body.match(q.Space); body.Bad {
 				m = kvcache.Match{}
 				return errShort
 			}
@@ -150,12 +151,12 @@ func (c *Client) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, arena
 	loan := arena.Loan{Slot: slot}
 	err = c.ask(ctx, opGet,
 		func(b []byte) []byte {
-			return appendU64(appendU32(append(appendRef(b, ref), name...), slot), int(ticket))
+			return kvwire.AppendSize(kvwire.AppendU32(append(kvwire.AppendRef(b, ref), name...), slot), int(ticket))
 		},
 		func(cn *conn, body cursor) error {
 			loan.Data = cn.hello.Data
-			copy(loan.ID[:], body.take(len(loan.ID)))
-			if loan.At, loan.Size = int64(body.u64()), int64(body.u64()); body.bad {
+			copy(loan.ID[:], body.Take(len(loan.ID)))
+			if loan.At, loan.Size = int64(body.Size()), int64(body.Size()); body.Bad {
 				return errShort
 			}
 			return nil
@@ -184,7 +185,7 @@ func (c *Client) refused(ref kvcache.Ref, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), refuseTime)
 	defer cancel()
 	// If it does not hear of it, the next reader finds it as well.
-	if c.ask(ctx, opRefused, func(b []byte) []byte { return appendRef(b, ref) }, nil) != nil {
+	if c.ask(ctx, opRefused, func(b []byte) []byte { return kvwire.AppendRef(b, ref) }, nil) != nil {
 		if r, ok := errors.AsType[*kvcache.Refusal](err); ok {
 			c.count.Refused[r.Reason].Add(1)
 		}
@@ -207,19 +208,19 @@ func (c *Client) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Lab
 
 // Models lists what the node has.
 func (c *Client) Models(ctx context.Context) (models []arena.Model, err error) {
-	err = c.ask(ctx, opModels, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.rest(), &models) })
+	err = c.ask(ctx, opModels, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.Rest(), &models) })
 	return models, err
 }
 
 // MakeRoom has the node drop old tails, and evict until seven eighths of limit bytes are
 // used at most.
 func (c *Client) MakeRoom(ctx context.Context, limit int64) error {
-	return c.ask(ctx, opRoom, func(b []byte) []byte { return appendU64(b, int(limit)) }, nil)
+	return c.ask(ctx, opRoom, func(b []byte) []byte { return kvwire.AppendSize(b, int(limit)) }, nil)
 }
 
 // NodeStats are the counters of the node, of all its clients together.
 func (c *Client) NodeStats(ctx context.Context) (st kvcache.Stats, err error) {
-	err = c.ask(ctx, opStats, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.rest(), &st) })
+	err = c.ask(ctx, opStats, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.Rest(), &st) })
 	return st, err
 }
 

@@ -64,7 +64,7 @@ func (s *Server) others() ([]byte, error) {
 
 // Peers asks the node for what it knows of those of other hosts.
 func (c *Client) Peers(ctx context.Context) (p Peers, err error) {
-	err = c.ask(ctx, opPeers, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.rest(), &p) })
+	err = c.ask(ctx, opPeers, nil, func(_ *conn, body cursor) error { return json.Unmarshal(body.Rest(), &p) })
 	if err != nil {
 		return p, fmt.Errorf("list the KV nodes of other hosts: %w", err)
 	}

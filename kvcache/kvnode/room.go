@@ -11,16 +11,17 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // room lends room, or publishes what was written there.
 func (p *peer) room(ctx context.Context, what op, c *cursor) ([]byte, error) {
-	ref, size, reader, slot := c.ref(), int64(c.u64()), fmt.Sprintf("%x", c.take(8)), c.u32()
+	ref, size, reader, slot := c.Ref(), int64(c.Size()), fmt.Sprintf("%x", c.Take(8)), c.U32()
 	id := p.s.store.ID()
 	if what == opPublish {
-		in := c.take(len(id))
+		in := c.Take(len(id))
 		switch {
-		case c.bad:
+		case c.Bad:
 			return nil, errBad
 		case !bytes.Equal(in, id[:]):
 			return nil, kvcache.ErrNotFound // of an arena that is gone
@@ -31,15 +32,15 @@ func (p *peer) room(ctx context.Context, what op, c *cursor) ([]byte, error) {
 		}
 		return nil, err
 	}
-	ticket := c.u64()
-	if c.bad {
+	ticket := c.Size()
+	if c.Bad {
 		return nil, errBad
 	}
 	at, err := p.s.store.LendRoom(ctx, reader, slot, arena.Ticket(ticket), ref, size)
 	if err != nil {
 		return nil, err
 	}
-	return appendU64(id[:], int(at)), nil
+	return kvwire.AppendSize(id[:], int(at)), nil
 }
 
 // Writer is a Client that can have others write: it reserves room in the arena for
@@ -107,13 +108,13 @@ func (w Writer) Reserve(ctx context.Context, ref kvcache.Ref, size int64) (*Room
 	loan := arena.Loan{Slot: slot, Size: size}
 	err = w.ask(ctx, opReserve,
 		func(b []byte) []byte {
-			b = append(appendU64(appendRef(b, ref), int(size)), name...)
-			return appendU64(appendU32(b, slot), int(ticket))
+			b = append(kvwire.AppendSize(kvwire.AppendRef(b, ref), int(size)), name...)
+			return kvwire.AppendSize(kvwire.AppendU32(b, slot), int(ticket))
 		},
 		func(cn *conn, body cursor) error {
 			loan.Data = cn.hello.Data
-			copy(loan.ID[:], body.take(len(loan.ID)))
-			if loan.At = int64(body.u64()); body.bad {
+			copy(loan.ID[:], body.Take(len(loan.ID)))
+			if loan.At = int64(body.Size()); body.Bad {
 				return errShort
 			}
 			return nil
@@ -149,7 +150,7 @@ func (r *Room) Publish(ctx context.Context) error {
 	}
 	size := len(r.b)
 	err = r.w.ask(ctx, opPublish, func(b []byte) []byte {
-		b = appendU32(append(appendU64(appendRef(b, r.ref), size), name...), r.slot)
+		b = kvwire.AppendU32(append(kvwire.AppendSize(kvwire.AppendRef(b, r.ref), size), name...), r.slot)
 		return append(b, r.Arena[:]...)
 	}, nil)
 	if err != nil {

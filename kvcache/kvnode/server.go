@@ -20,6 +20,7 @@ import (
 	"github.com/kvmesh/kvmesh/internal/accept"
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
@@ -208,7 +209,7 @@ func (p *peer) serve(ctx context.Context) error {
 		if p.data, err = readBody(p.r, h.data, p.data); err != nil {
 			return err
 		}
-		if err := p.answer(ctx, op(h.what), cursor{b: p.body}); err != nil {
+		if err := p.answer(ctx, op(h.what), cursorOf(p.body)); err != nil {
 			return err
 		}
 		// Room for an unusual request is not kept.
@@ -250,7 +251,7 @@ func (p *peer) answer(ctx context.Context, what op, c cursor) error {
 		return p.reply(err, p.grew(no, err))
 	}
 	body, err := p.do(ctx, what, &c)
-	if c.bad {
+	if c.Bad {
 		body, err = nil, errBad
 	}
 	return p.reply(err, body)
@@ -262,7 +263,7 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 	switch what {
 	case opLongest:
 		q := c.query()
-		if c.bad {
+		if c.Bad {
 			return nil, errBad
 		}
 		m, err := st.Longest(ctx, q)
@@ -276,17 +277,17 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 	case opOpen, opRotate, opRead, opForget, opTails, opName:
 		return p.tail(ctx, what, c)
 	case opRefused:
-		if ref := c.ref(); !c.bad {
+		if ref := c.Ref(); !c.Bad {
 			err = st.Refused(ctx, ref)
 		}
 	case opDrop:
-		if f := kvcache.Fingerprint(c.key()); !c.bad {
+		if f := kvcache.Fingerprint(c.Key()); !c.Bad {
 			err = p.s.drop(ctx, f)
 		}
 	case opLabel:
 		var l kvcache.Label
-		f := kvcache.Fingerprint(c.key())
-		if err = json.Unmarshal(c.rest(), &l); err == nil && !c.bad {
+		f := kvcache.Fingerprint(c.Key())
+		if err = json.Unmarshal(c.Rest(), &l); err == nil && !c.Bad {
 			err = p.s.label(ctx, f, l)
 		}
 	case opHello:
@@ -302,9 +303,9 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 	case opPeers:
 		return p.s.others()
 	case opErase:
-		return p.s.erase(ctx, string(c.rest()))
+		return p.s.erase(ctx, string(c.Rest()))
 	case opRoom:
-		if limit := c.u64(); !c.bad {
+		if limit := c.Size(); !c.Bad {
 			err = errors.Join(st.Sweep(ctx, time.Now()), st.MakeRoom(ctx, int64(limit)))
 		}
 	default:
@@ -341,8 +342,8 @@ func (s *Server) label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Lab
 
 // fetch looks up what there is in all tiers, in the time that the client gives.
 func (p *peer) fetch(ctx context.Context, c *cursor) ([]byte, error) {
-	within, q := time.Duration(c.u64()), c.query()
-	if c.bad || p.s.stack == nil {
+	within, q := time.Duration(c.Size()), c.query()
+	if c.Bad || p.s.stack == nil {
 		return nil, errBad
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(within, stall/2))
@@ -353,8 +354,8 @@ func (p *peer) fetch(ctx context.Context, c *cursor) ([]byte, error) {
 
 // get lends a block.
 func (p *peer) get(ctx context.Context, c *cursor) ([]byte, error) {
-	ref, reader, slot, ticket := c.ref(), c.take(8), c.u32(), c.u64()
-	if c.bad {
+	ref, reader, slot, ticket := c.Ref(), c.Take(8), c.U32(), c.Size()
+	if c.Bad {
 		return nil, errBad
 	}
 	at, size, err := p.s.store.Lend(ctx, fmt.Sprintf("%x", reader), slot, arena.Ticket(ticket), ref)
@@ -362,15 +363,15 @@ func (p *peer) get(ctx context.Context, c *cursor) ([]byte, error) {
 		return nil, err
 	}
 	id := p.s.store.ID()
-	return appendU64(appendU64(id[:], int(at)), int(size)), nil
+	return kvwire.AppendSize(kvwire.AppendSize(id[:], int(at)), int(size)), nil
 }
 
 // put takes a frame in: first whether it is wanted, so that a shared prefix that is there
 // already is not sent, then the frame, straight into the arena. A client that dies or
 // stalls in the middle ends its connection, and the room is free again.
 func (p *peer) put(ctx context.Context, c cursor) error {
-	ref, size := c.ref(), c.u64()
-	if c.bad {
+	ref, size := c.Ref(), c.Size()
+	if c.Bad {
 		return p.reply(errBad, nil)
 	}
 	r, err := p.s.store.Reserve(ctx, ref, int64(size))

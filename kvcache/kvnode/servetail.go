@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // FarTails are copies of tails on other hosts. Package peers has them.
@@ -107,9 +108,9 @@ func (p *peer) grew(no uint64, err error) []byte {
 
 // farTails reads the tails of a choice here and on other hosts.
 func (p *peer) farTails(ctx context.Context, c *cursor) ([]byte, error) {
-	within, space, choice := time.Duration(c.u64()), c.space(), c.u32()
-	stream := string(c.rest())
-	if c.bad || p.s.own == nil {
+	within, space, choice := time.Duration(c.Size()), c.Space(), c.U32()
+	stream := string(c.Rest())
+	if c.Bad || p.s.own == nil {
 		return nil, errBad
 	}
 	tails, err := p.s.store.ReadTail(ctx, space, stream, choice)
@@ -147,13 +148,13 @@ func (s *Server) dropFar(space kvcache.Space, stream string) {
 // writer of this connection is; else the client has gone on elsewhere, or has not heard
 // of its last append, and a writer is made that begins there.
 func (p *peer) append(ctx context.Context, c cursor) (no uint64, err error) {
-	no, r := uint64(c.u64()), kvcache.Range{First: c.u64()}
-	if b := c.take(1); b != nil {
+	no, r := uint64(c.Size()), kvcache.Range{First: c.Size()}
+	if b := c.Take(1); b != nil {
 		r.Codec = kvcache.Codec(b[0])
 	}
-	p.ids = c.ids(len(c.b)/4, p.ids)
+	p.ids = c.IDs(len(c.B)/4, p.ids)
 	r.IDs, r.Data = p.ids, p.data
-	if c.bad || len(c.b) != 0 {
+	if c.Bad || len(c.B) != 0 {
 		return no, errBad
 	}
 	w := p.writers[no]
@@ -197,7 +198,7 @@ func (p *peer) tail(ctx context.Context, what op, c *cursor) ([]byte, error) {
 	switch what {
 	case opOpen:
 		spec := c.spec()
-		if c.bad {
+		if c.Bad {
 			return nil, errBad
 		}
 		w, err := st.OpenTail(ctx, spec)
@@ -206,10 +207,10 @@ func (p *peer) tail(ctx context.Context, what op, c *cursor) ([]byte, error) {
 		}
 		no := w.(*arena.TailWriter).No()
 		p.s.own.name(no, spec)
-		return appendU64(nil, int(no)), nil
+		return kvwire.AppendSize(nil, int(no)), nil
 	case opRotate:
-		no, next, parent, first := uint64(c.u64()), c.u64(), c.key(), c.u64()
-		if c.bad {
+		no, next, parent, first := uint64(c.Size()), c.Size(), c.Key(), c.Size()
+		if c.Bad {
 			return nil, errBad
 		}
 		w, err := p.writer(ctx, no, next)
@@ -222,23 +223,23 @@ func (p *peer) tail(ctx context.Context, what op, c *cursor) ([]byte, error) {
 		delete(p.writers, no)
 		p.writers[w.No()] = w
 		p.s.own.rotated(no, w.No(), parent, first)
-		return appendU64(nil, int(w.No())), nil
+		return kvwire.AppendSize(nil, int(w.No())), nil
 	case opRead:
-		space, choice := c.space(), c.u32()
-		tails, err := st.ReadTail(ctx, space, string(c.rest()), choice)
+		space, choice := c.Space(), c.U32()
+		tails, err := st.ReadTail(ctx, space, string(c.Rest()), choice)
 		return appendTails(nil, tails), err
 	case opTails:
 		return p.farTails(ctx, c)
 	case opName:
-		no, spec := uint64(c.u64()), c.spec()
-		if c.bad || p.s.own == nil {
+		no, spec := uint64(c.Size()), c.spec()
+		if c.Bad || p.s.own == nil {
 			return nil, errBad
 		}
 		p.s.own.name(no, spec)
 		p.grew(no, nil)
 		return nil, nil
 	default:
-		space, stream := c.space(), string(c.rest())
+		space, stream := c.Space(), string(c.Rest())
 		p.s.dropFar(space, stream)
 		return nil, st.DropTail(ctx, space, stream)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
@@ -52,8 +53,8 @@ func (t *tail) open(ctx context.Context) error {
 
 // numbered takes the tail's number from an answer.
 func (t *tail) numbered(_ *conn, body cursor) error {
-	no := body.u64()
-	if body.bad {
+	no := body.Size()
+	if body.Bad {
 		return errShort
 	}
 	t.no = uint64(no)
@@ -79,8 +80,8 @@ func (t *tail) Append(r kvcache.Range) error {
 			return t.c.counted(err)
 		}
 		cn.begin()
-		cn.out = appendU64(appendU64(cn.out, int(t.no)), r.First)
-		cn.out = appendIDs(append(cn.out, byte(r.Codec)), r.IDs)
+		cn.out = kvwire.AppendSize(kvwire.AppendSize(cn.out, int(t.no)), r.First)
+		cn.out = kvwire.AppendIDs(append(cn.out, byte(r.Codec)), r.IDs)
 		body, err := t.c.talk(context.Background(), cn, opAppend, r.Data)
 		unknown := len(body) > 0
 		t.c.give(cn, err)
@@ -102,7 +103,7 @@ func (t *tail) Append(r kvcache.Range) error {
 // name tells a node that has restarted what the tail is. If it does not hear it, the next
 // append asks again.
 func (t *tail) name() {
-	_ = t.c.ask(context.Background(), opName, func(b []byte) []byte { return appendSpec(appendU64(b, int(t.no)), t.spec) }, nil)
+	_ = t.c.ask(context.Background(), opName, func(b []byte) []byte { return appendSpec(kvwire.AppendSize(b, int(t.no)), t.spec) }, nil)
 }
 
 // ended counts an error of the tail and returns it as callers compare it.
@@ -135,8 +136,8 @@ func (t *tail) Rotate(parent kvcache.Key, first int) error {
 	t.spec.Parent, t.spec.First = parent, first
 	if !t.lost {
 		_, err := t.c.askOnce(ctx, opRotate, func(b []byte) []byte {
-			b = appendU64(appendU64(b, int(t.no)), t.next)
-			return appendU64(append(b, parent[:]...), first)
+			b = kvwire.AppendSize(kvwire.AppendSize(b, int(t.no)), t.next)
+			return kvwire.AppendSize(append(b, parent[:]...), first)
 		}, t.numbered)
 		if err == nil {
 			t.next = first
@@ -180,15 +181,15 @@ func (c *Client) readTail(ctx context.Context, what op, within time.Duration, sp
 	err = c.ask(ctx, what,
 		func(b []byte) []byte {
 			if what == opTails {
-				b = appendU64(b, int(within))
+				b = kvwire.AppendSize(b, int(within))
 			}
-			return append(appendU32(appendSpace(b, spec.Space), spec.Choice), spec.Stream...)
+			return append(kvwire.AppendU32(kvwire.AppendSpace(b, spec.Space), spec.Choice), spec.Stream...)
 		},
 		func(cn *conn, body cursor) error {
 			far = cn.hello.Tails
 			// The connection's memory is used again.
-			own := cursor{b: slices.Clone(body.rest())}
-			if list = own.tails(spec.Space, spec.Stream, spec.Choice); own.bad {
+			own := cursorOf(slices.Clone(body.Rest()))
+			if list = own.tails(spec.Space, spec.Stream, spec.Choice); own.Bad {
 				list = nil
 				return errShort
 			}
@@ -199,5 +200,5 @@ func (c *Client) readTail(ctx context.Context, what op, within time.Duration, sp
 
 // DropTail implements kvcache.Tails.
 func (c *Client) DropTail(ctx context.Context, s kvcache.Space, stream string) error {
-	return c.ask(ctx, opForget, func(b []byte) []byte { return append(appendSpace(b, s), stream...) }, nil)
+	return c.ask(ctx, opForget, func(b []byte) []byte { return append(kvwire.AppendSpace(b, s), stream...) }, nil)
 }

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // The protocol; see the package comment.
@@ -137,34 +137,16 @@ func errorOf(s status, body []byte) error {
 
 // The writers of bodies.
 
-func appendU32(b []byte, n int) []byte { return binary.LittleEndian.AppendUint32(b, uint32(n)) }
-func appendU64(b []byte, n int) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) }
-
-func appendSpace(b []byte, s kvcache.Space) []byte {
-	return append(append(b, s.Fingerprint[:]...), s.Root[:]...)
-}
-
-func appendRef(b []byte, r kvcache.Ref) []byte {
-	return append(append(appendSpace(b, r.Space), r.Parent[:]...), r.Key[:]...)
-}
-
-func appendIDs(b []byte, ids []int32) []byte {
-	for _, id := range ids {
-		b = binary.LittleEndian.AppendUint32(b, uint32(id))
-	}
-	return b
-}
-
 // appendMatch writes the answer to a look-up.
 func appendMatch(b []byte, m kvcache.Match) []byte {
-	b = appendU32(b, m.Common)
+	b = kvwire.AppendU32(b, m.Common)
 	found := m.Blocks
 	if m.Common > 0 {
 		found = append(found[:len(found):len(found)], m.Partial)
 	}
 	for _, f := range found {
 		b = append(append(b, f.Parent[:]...), f.Key[:]...)
-		b = appendU64(appendU32(appendU64(b, f.First), f.Tokens), int(f.Size))
+		b = kvwire.AppendSize(kvwire.AppendU32(kvwire.AppendSize(b, f.First), f.Tokens), int(f.Size))
 	}
 	return b
 }
@@ -172,106 +154,39 @@ func appendMatch(b []byte, m kvcache.Match) []byte {
 // appendTails writes tails without what the asker knows.
 func appendTails(b []byte, tails []kvcache.Tail) []byte {
 	for _, t := range tails {
-		b = append(appendU64(b, t.Attempt), t.Parent[:]...)
-		b = appendU32(appendU64(b, t.First), len(t.Ranges))
+		b = append(kvwire.AppendSize(b, t.Attempt), t.Parent[:]...)
+		b = kvwire.AppendU32(kvwire.AppendSize(b, t.First), len(t.Ranges))
 		for _, r := range t.Ranges {
-			b = appendIDs(appendU32(appendU32(b, len(r.IDs)), len(r.Data)), r.IDs)
+			b = kvwire.AppendIDs(kvwire.AppendU32(kvwire.AppendU32(b, len(r.IDs)), len(r.Data)), r.IDs)
 			b = append(b, r.Data...)
 		}
 	}
 	return b
 }
 
-// cursor reads a body. bad says that there was less than wanted, or something else; from
-// then on everything reads as zero, so that it need be looked at only once, at the end.
-type cursor struct {
-	b   []byte
-	bad bool
-}
+// cursor reads a body.
+type cursor struct{ kvwire.Cursor }
 
-// take returns the next n bytes.
-func (c *cursor) take(n int) []byte {
-	if n < 0 || n > len(c.b) {
-		c.bad, c.b = true, nil
-		return nil
-	}
-	b := c.b[:n]
-	c.b = c.b[n:]
-	return b
-}
-
-// rest returns all that is left.
-func (c *cursor) rest() []byte { return c.take(len(c.b)) }
-
-func (c *cursor) u32() int {
-	if b := c.take(4); b != nil {
-		return int(binary.LittleEndian.Uint32(b))
-	}
-	return 0
-}
-
-// u64 reads a number that is not negative.
-func (c *cursor) u64() int {
-	b := c.take(8)
-	if b == nil {
-		return 0
-	}
-	n := binary.LittleEndian.Uint64(b)
-	if n > math.MaxInt {
-		c.bad = true
-		return 0
-	}
-	return int(n)
-}
-
-func (c *cursor) key() (k kvcache.Key) {
-	copy(k[:], c.take(len(k)))
-	return k
-}
-
-func (c *cursor) space() (s kvcache.Space) {
-	s.Fingerprint = kvcache.Fingerprint(c.key())
-	s.Root = c.key()
-	return s
-}
-
-func (c *cursor) ref() (r kvcache.Ref) {
-	r.Space = c.space()
-	r.Parent, r.Key = c.key(), c.key()
-	return r
-}
-
-// ids reads n of them into buf.
-func (c *cursor) ids(n int, buf []int32) []int32 {
-	if n < 0 || n > len(c.b)/4 {
-		c.bad = true
-		return nil
-	}
-	b := c.take(4 * n)
-	buf = buf[:0]
-	for ; len(b) > 0; b = b[4:] {
-		buf = append(buf, int32(binary.LittleEndian.Uint32(b)))
-	}
-	return buf
-}
+// cursorOf is a cursor at the beginning of a body.
+func cursorOf(b []byte) cursor { return cursor{kvwire.Cursor{B: b}} }
 
 // query reads a look-up.
 func (c *cursor) query() (q kvcache.Query) {
-	q.Space, q.From, q.First = c.space(), c.key(), c.u64()
-	q.IDs = c.ids(len(c.b)/4, nil)
+	q.Space, q.From, q.First = c.Space(), c.Key(), c.Size()
+	q.IDs = c.IDs(len(c.B)/4, nil)
 	return q
 }
 
 // match reads the answer to one.
 func (c *cursor) match(space kvcache.Space) (m kvcache.Match) {
-	m.Common = c.u32()
-	for len(c.b) > 0 && !c.bad {
-		ref := kvcache.Ref{Space: space, Parent: c.key(), Key: c.key()}
-		m.Blocks = append(m.Blocks, kvcache.Found{Ref: ref, First: c.u64(), Tokens: c.u32(), Size: int64(c.u64())})
+	m.Common = c.U32()
+	for len(c.B) > 0 && !c.Bad {
+		ref := kvcache.Ref{Space: space, Parent: c.Key(), Key: c.Key()}
+		m.Blocks = append(m.Blocks, kvcache.Found{Ref: ref, First: c.Size(), Tokens: c.U32(), Size: int64(c.Size())})
 	}
 	if m.Common > 0 {
 		if len(m.Blocks) == 0 {
-			c.bad = true
+			c.Bad = true
 			return m
 		}
 		m.Partial = m.Blocks[len(m.Blocks)-1]
@@ -282,13 +197,13 @@ func (c *cursor) match(space kvcache.Space) (m kvcache.Match) {
 
 // tails reads what appendTails wrote. The data is b's.
 func (c *cursor) tails(space kvcache.Space, stream string, choice int) (list []kvcache.Tail) {
-	for len(c.b) > 0 && !c.bad {
+	for len(c.B) > 0 && !c.Bad {
 		t := kvcache.Tail{TailSpec: kvcache.TailSpec{Space: space, Stream: stream, Choice: choice}}
-		t.Attempt, t.Parent, t.First = c.u64(), c.key(), c.u64()
+		t.Attempt, t.Parent, t.First = c.Size(), c.Key(), c.Size()
 		next := t.First
-		for n := c.u32(); n > 0 && !c.bad; n-- {
-			ids, size := c.u32(), c.u32()
-			r := kvcache.Range{First: next, IDs: c.ids(ids, nil), Data: c.take(size)}
+		for n := c.U32(); n > 0 && !c.Bad; n-- {
+			ids, size := c.U32(), c.U32()
+			r := kvcache.Range{First: next, IDs: c.IDs(ids, nil), Data: c.Take(size)}
 			next += len(r.IDs)
 			t.Ranges = append(t.Ranges, r)
 		}
@@ -299,14 +214,14 @@ func (c *cursor) tails(space kvcache.Space, stream string, choice int) (list []k
 
 // spec reads where a tail begins.
 func (c *cursor) spec() (s kvcache.TailSpec) {
-	s.Space, s.Parent, s.Choice, s.Attempt, s.First = c.space(), c.key(), c.u32(), c.u64(), c.u64()
-	s.Stream = string(c.rest())
+	s.Space, s.Parent, s.Choice, s.Attempt, s.First = c.Space(), c.Key(), c.U32(), c.Size(), c.Size()
+	s.Stream = string(c.Rest())
 	return s
 }
 
 // appendSpec writes it.
 func appendSpec(b []byte, s kvcache.TailSpec) []byte {
-	b = append(appendSpace(b, s.Space), s.Parent[:]...)
-	b = appendU64(appendU64(appendU32(b, s.Choice), s.Attempt), s.First)
+	b = append(kvwire.AppendSpace(b, s.Space), s.Parent[:]...)
+	b = kvwire.AppendSize(kvwire.AppendSize(kvwire.AppendU32(b, s.Choice), s.Attempt), s.First)
 	return append(b, s.Stream...)
 }

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 var (
@@ -265,7 +266,7 @@ func bareContender(b *testing.B) contender {
 	room := make([]byte, 65<<20)
 	request := func(what op, f *kvcache.Frame) (head, error) {
 		l.begin()
-		l.out = appendU64(appendU64(appendRef(l.out, f.Ref), uint64(f.IDs[0])), uint64(f.Total))
+		l.out = kvwire.AppendU64(kvwire.AppendU64(kvwire.AppendRef(l.out, f.Ref), uint64(f.IDs[0])), uint64(f.Total))
 		return l.ask(what, nil)
 	}
 	return contender{
@@ -311,9 +312,9 @@ func serveBare(c net.Conn, dir string) error {
 		if err != nil {
 			return err
 		}
-		cur := cursor{b: l.body}
-		_ = cur.ref()
-		i, n := cur.size(), cur.size()
+		cur := cursorOf(l.body)
+		_ = cur.Ref()
+		i, n := cur.Size(), cur.Size()
 		at := i * (n &^ 0xfffff)
 		if at+n > size {
 			return errors.New("more than there is room for")
@@ -321,7 +322,7 @@ func serveBare(c net.Conn, dir string) error {
 		block := mem[at : at+n]
 		l.begin()
 		if op(h.what) == opGet {
-			l.out = appendU64(l.out, uint64(n))
+			l.out = kvwire.AppendU64(l.out, uint64(n))
 			err = l.send(0, block)
 		} else {
 			l.out = append(l.out, 1)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // This is the channel that was measured and not chosen: the bytes of blocks through gRPC,
@@ -77,15 +78,15 @@ func (b *bytesServer) get(st grpc.ServerStream) error {
 	if err := st.RecvMsg(&in); err != nil {
 		return err
 	}
-	c := cursor{b: in.b.Materialize()}
+	c := cursorOf(in.b.Materialize())
 	in.b.Free()
-	l, err := b.s.store.Get(st.Context(), c.ref())
+	l, err := b.s.store.Get(st.Context(), c.Ref())
 	if err != nil {
 		return err
 	}
 	defer l.Release()
 	data := l.Bytes()
-	if err := st.SendMsg(wrap(appendU64(nil, uint64(len(data))))); err != nil {
+	if err := st.SendMsg(wrap(kvwire.AppendU64(nil, uint64(len(data))))); err != nil {
 		return err
 	}
 	for len(data) > 0 {
@@ -104,10 +105,10 @@ func (b *bytesServer) put(st grpc.ServerStream) error {
 	if err := st.RecvMsg(&in); err != nil {
 		return err
 	}
-	c := cursor{b: in.b.Materialize()}
+	c := cursorOf(in.b.Materialize())
 	in.b.Free()
-	ref := c.ref()
-	room, err := b.s.reserve(ref, int64(c.size()))
+	ref := c.Ref()
+	room, err := b.s.reserve(ref, int64(c.Size()))
 	if err != nil {
 		return err
 	}
@@ -159,7 +160,7 @@ func grpcContender(b *testing.B) contender {
 		put: func(ctx context.Context, f *kvcache.Frame) error {
 			st, err := conn.NewStream(ctx, &desc.Streams[1], "/bytes/Put")
 			if err == nil {
-				err = st.SendMsg(wrap(appendU64(appendRef(nil, f.Ref), uint64(f.Total))))
+				err = st.SendMsg(wrap(kvwire.AppendU64(kvwire.AppendRef(nil, f.Ref), uint64(f.Total))))
 			}
 			for data := f.Bytes(); err == nil && len(data) > 0; {
 				n := min(grpcUnit, len(data))
@@ -179,7 +180,7 @@ func grpcContender(b *testing.B) contender {
 		get: func(ctx context.Context, f *kvcache.Frame) error {
 			st, err := conn.NewStream(ctx, &desc.Streams[0], "/bytes/Get")
 			if err == nil {
-				err = st.SendMsg(wrap(appendRef(nil, f.Ref)))
+				err = st.SendMsg(wrap(kvwire.AppendRef(nil, f.Ref)))
 			}
 			var in chunk
 			if err == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
 )
 
@@ -44,7 +45,7 @@ func (c *Client) Put(ctx context.Context, f *kvcache.Frame) error {
 // put sends a frame if it is wanted.
 func (l *link) put(f *kvcache.Frame) (wanted bool, err error) {
 	l.begin()
-	l.out = appendU64(appendRef(l.out, f.Ref), uint64(f.Total))
+	l.out = kvwire.AppendU64(kvwire.AppendRef(l.out, f.Ref), uint64(f.Total))
 	h, err := l.ask(opPut, nil)
 	if err != nil {
 		return false, err
@@ -131,13 +132,13 @@ func (c *Client) read(ctx context.Context, ref kvcache.Ref, room func(int64) ([]
 // get reads a block. wrong is a refusal of what came, after which the connection is well.
 func (l *link) get(ref kvcache.Ref, room func(int64) ([]byte, error)) (h kvcache.Header, wrong, err error) {
 	l.begin()
-	l.out = appendU64(appendU64(appendRef(l.out, ref), 0), 0)
+	l.out = kvwire.AppendU64(kvwire.AppendU64(kvwire.AppendRef(l.out, ref), 0), 0)
 	a, err := l.ask(opGet, nil)
 	if err != nil {
 		return h, nil, err
 	}
-	body := cursor{b: l.body}
-	if total := body.u64(); !body.whole() || total != a.data {
+	body := cursorOf(l.body)
+	if total := body.U64(); !body.Whole() || total != a.data {
 		return h, nil, errNonsense
 	}
 	b, err := room(int64(a.data))

@@ -17,6 +17,7 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
 	"github.com/kvmesh/kvmesh/kvcache/kvtest"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
@@ -179,7 +180,7 @@ func TestStall(t *testing.T) {
 		b, _ := io.ReadAll(c) // until the server closes
 		got <- b
 	}()
-	if _, err := c.Write(message(uint8(opPut), 0, appendRef(nil, f.Ref), appendU64(nil, uint64(f.Total)))); err != nil {
+	if _, err := c.Write(message(uint8(opPut), 0, kvwire.AppendRef(nil, f.Ref), kvwire.AppendU64(nil, uint64(f.Total)))); err != nil {
 		t.Fatal(err)
 	}
 	if b := <-got; len(b) != headLen+1 || b[headLen] != 1 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/arena"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // withStore fills in what an arena can do.
@@ -88,7 +89,7 @@ func (p *peer) one() error {
 	if what != opAppend && h.data != 0 {
 		return fmt.Errorf("%w: %d bytes behind a request of operation %d", errNonsense, h.data, what)
 	}
-	c := cursor{b: p.l.body}
+	c := cursorOf(p.l.body)
 	switch what {
 	case opGet:
 		return p.get(&c)
@@ -115,8 +116,8 @@ func (p *peer) reply(err error) error {
 
 // get sends a frame from where it lies.
 func (p *peer) get(c *cursor) error {
-	ref, from, most := c.ref(), c.size(), c.size()
-	if !c.whole() {
+	ref, from, most := c.Ref(), c.Size(), c.Size()
+	if !c.Whole() {
 		return p.reply(errBad)
 	}
 	lent, err := p.s.store.Get(p.s.ctx, ref)
@@ -131,7 +132,7 @@ func (p *peer) get(c *cursor) error {
 		b = b[:min(most, len(b))]
 	}
 	p.l.begin()
-	p.l.out = appendU64(p.l.out, total)
+	p.l.out = kvwire.AppendU64(p.l.out, total)
 	putHead(p.l.out, uint8(statusDone), uint64(len(b)))
 	return p.write(b)
 }
@@ -162,8 +163,8 @@ func (p *peer) write(data []byte) error {
 // already is not sent, then the frame, into the place where it stays if the store can have
 // that.
 func (p *peer) put(c *cursor) error {
-	ref, size := c.ref(), int64(c.size())
-	if !c.whole() || size == 0 || size > kvcache.MaxSize {
+	ref, size := c.Ref(), int64(c.Size())
+	if !c.Whole() || size == 0 || size > kvcache.MaxSize {
 		return p.reply(errBad)
 	}
 	room, err := p.s.reserve(ref, size)
@@ -248,9 +249,9 @@ func (r *heapRoom) Cancel() {
 
 // append reads a state and appends it to a tail.
 func (p *peer) append(c *cursor, size uint64) error {
-	no, r, sum := c.u64(), kvcache.Range{First: c.size()}, c.u64()
-	r.Codec = kvcache.Codec(c.u8())
-	p.ids = c.ids(len(c.b)/4, p.ids)
+	no, r, sum := c.U64(), kvcache.Range{First: c.Size()}, c.U64()
+	r.Codec = kvcache.Codec(c.U8())
+	p.ids = c.IDs(len(c.B)/4, p.ids)
 	r.IDs = p.ids
 	if size > uint64(p.s.cfg.Memory) {
 		return fmt.Errorf("%w: a range of %d bytes", errNonsense, size)
@@ -272,7 +273,7 @@ func (p *peer) append(c *cursor, size uint64) error {
 			return err
 		}
 	}
-	if !c.whole() {
+	if !c.Whole() {
 		return p.reply(errBad)
 	}
 	if kvcache.Sum(r.Data) != sum {
@@ -285,8 +286,8 @@ func (p *peer) append(c *cursor, size uint64) error {
 
 // tails sends all tails of a choice.
 func (p *peer) tails(c *cursor) error {
-	space, choice, stream := c.space(), c.u32(), string(c.rest())
-	if c.bad {
+	space, choice, stream := c.Space(), c.U32(), string(c.Rest())
+	if c.Bad {
 		return p.reply(errBad)
 	}
 	list, err := p.s.tails.read(p.s.ctx, space, stream, choice)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/kvrpc/kvrpcpb"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 	"github.com/kvmesh/kvmesh/kvcache/tailrec"
 )
 
@@ -102,9 +103,9 @@ func (t *tail) append(r kvcache.Range, end time.Time) error {
 			return err
 		}
 		l.begin()
-		l.out = appendU64(appendU64(l.out, t.no), uint64(r.First))
-		l.out = append(appendU64(l.out, kvcache.Sum(r.Data)), byte(r.Codec))
-		l.out = appendIDs(l.out, r.IDs)
+		l.out = kvwire.AppendU64(kvwire.AppendU64(l.out, t.no), uint64(r.First))
+		l.out = append(kvwire.AppendU64(l.out, kvcache.Sum(r.Data)), byte(r.Codec))
+		l.out = kvwire.AppendIDs(l.out, r.IDs)
 		if err = l.c.SetDeadline(end); err == nil {
 			var h head
 			if h, err = l.ask(opAppend, r.Data); err == nil && (h.body != 0 || h.data != 0) {
@@ -210,7 +211,7 @@ func (c *Client) ReadTail(ctx context.Context, s kvcache.Space, stream string, c
 	var wrong error
 	err = do(ctx, c.blocks, func(l *link) (err error) {
 		l.begin()
-		l.out = append(appendU32(appendSpace(l.out, s), choice), stream...)
+		l.out = append(kvwire.AppendU32(kvwire.AppendSpace(l.out, s), choice), stream...)
 		list, wrong, err = c.readTails(ctx, l, kvcache.TailSpec{Space: s, Stream: stream, Choice: choice})
 		return err
 	})
@@ -237,9 +238,9 @@ func (c *Client) readTails(ctx context.Context, l *link, spec kvcache.TailSpec) 
 	if _, err := io.ReadFull(l.r, data); err != nil {
 		return nil, nil, err
 	}
-	body := cursor{b: l.body}
+	body := cursorOf(l.body)
 	list, wrong = body.tails(spec, slices.Clone(data)) // the caller's own, for good
-	if body.bad {
+	if body.Bad {
 		return nil, nil, errNonsense
 	}
 	return list, wrong, nil

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 // The data channel; see the package comment.
@@ -166,140 +166,39 @@ func told(err error) bool {
 
 // The writers of bodies.
 
-func appendU32(b []byte, n int) []byte { return binary.LittleEndian.AppendUint32(b, uint32(n)) }
-
-func appendU64(b []byte, n uint64) []byte {
-	return binary.LittleEndian.AppendUint64(b, n)
-}
-
-func appendSpace(b []byte, s kvcache.Space) []byte {
-	return append(append(b, s.Fingerprint[:]...), s.Root[:]...)
-}
-
-func appendRef(b []byte, r kvcache.Ref) []byte {
-	return append(append(appendSpace(b, r.Space), r.Parent[:]...), r.Key[:]...)
-}
-
-func appendIDs(b []byte, ids []int32) []byte {
-	for _, id := range ids {
-		b = binary.LittleEndian.AppendUint32(b, uint32(id))
-	}
-	return b
-}
-
 // appendTails writes the index of tails.
 func appendTails(b []byte, tails []kvcache.Tail) []byte {
 	for _, t := range tails {
-		b = append(appendU64(b, uint64(t.Attempt)), t.Parent[:]...)
-		b = appendU32(appendU64(b, uint64(t.First)), len(t.Ranges))
+		b = append(kvwire.AppendU64(b, uint64(t.Attempt)), t.Parent[:]...)
+		b = kvwire.AppendU32(kvwire.AppendU64(b, uint64(t.First)), len(t.Ranges))
 		for _, r := range t.Ranges {
-			b = appendU32(append(b, byte(r.Codec)), len(r.IDs))
-			b = appendU64(appendU64(b, uint64(len(r.Data))), kvcache.Sum(r.Data))
-			b = appendIDs(b, r.IDs)
+			b = kvwire.AppendU32(append(b, byte(r.Codec)), len(r.IDs))
+			b = kvwire.AppendU64(kvwire.AppendU64(b, uint64(len(r.Data))), kvcache.Sum(r.Data))
+			b = kvwire.AppendIDs(b, r.IDs)
 		}
 	}
 	return b
 }
 
-// cursor reads a body. bad says that there was less than wanted, or something else; from
-// then on everything reads as zero, so that it need be looked at only once, at the end.
-type cursor struct {
-	b   []byte
-	bad bool
-}
+// cursor reads a body.
+type cursor struct{ kvwire.Cursor }
 
-// take returns the next n bytes.
-func (c *cursor) take(n int) []byte {
-	if n < 0 || n > len(c.b) {
-		c.bad, c.b = true, nil
-		return nil
-	}
-	b := c.b[:n]
-	c.b = c.b[n:]
-	return b
-}
-
-// rest returns all that is left.
-func (c *cursor) rest() []byte { return c.take(len(c.b)) }
-
-// whole says whether all was there and nothing is left.
-func (c *cursor) whole() bool { return !c.bad && len(c.b) == 0 }
-
-func (c *cursor) u8() uint8 {
-	if b := c.take(1); b != nil {
-		return b[0]
-	}
-	return 0
-}
-
-func (c *cursor) u32() int {
-	if b := c.take(4); b != nil {
-		return int(binary.LittleEndian.Uint32(b))
-	}
-	return 0
-}
-
-func (c *cursor) u64() uint64 {
-	if b := c.take(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
-
-// size reads a number that is not negative.
-func (c *cursor) size() int {
-	n := c.u64()
-	if n > math.MaxInt {
-		c.bad = true
-		return 0
-	}
-	return int(n)
-}
-
-func (c *cursor) key() (k kvcache.Key) {
-	copy(k[:], c.take(len(k)))
-	return k
-}
-
-func (c *cursor) space() (s kvcache.Space) {
-	s.Fingerprint = kvcache.Fingerprint(c.key())
-	s.Root = c.key()
-	return s
-}
-
-func (c *cursor) ref() (r kvcache.Ref) {
-	r.Space = c.space()
-	r.Parent, r.Key = c.key(), c.key()
-	return r
-}
-
-// ids reads n of them into buf.
-func (c *cursor) ids(n int, buf []int32) []int32 {
-	if n < 0 || n > len(c.b)/4 {
-		c.bad = true
-		return nil
-	}
-	b := c.take(4 * n)
-	buf = buf[:0]
-	for ; len(b) > 0; b = b[4:] {
-		buf = append(buf, int32(binary.LittleEndian.Uint32(b)))
-	}
-	return buf
-}
+// cursorOf is a cursor at the beginning of a body.
+func cursorOf(b []byte) cursor { return cursor{kvwire.Cursor{B: b}} }
 
 // tails reads what appendTails wrote, and takes the states from data, of which nothing may
 // be left. A range whose state is wrong ends its tail: the rest is of no use.
 func (c *cursor) tails(spec kvcache.TailSpec, data []byte) (list []kvcache.Tail, wrong error) {
-	states := cursor{b: data}
-	for len(c.b) > 0 && !c.bad {
+	states := cursorOf(data)
+	for len(c.B) > 0 && !c.Bad {
 		t := kvcache.Tail{TailSpec: spec}
-		t.Attempt, t.Parent, t.First = c.size(), c.key(), c.size()
+		t.Attempt, t.Parent, t.First = c.Size(), c.Key(), c.Size()
 		next, ended := t.First, false
-		for n := c.u32(); n > 0 && !c.bad; n-- {
-			codec, ids, size, sum := c.u8(), c.u32(), c.size(), c.u64()
-			r := kvcache.Range{First: next, Codec: kvcache.Codec(codec), IDs: c.ids(ids, nil), Data: states.take(size)}
-			if next += len(r.IDs); next < 0 || states.bad {
-				c.bad = true
+		for n := c.U32(); n > 0 && !c.Bad; n-- {
+			codec, ids, size, sum := c.U8(), c.U32(), c.Size(), c.U64()
+			r := kvcache.Range{First: next, Codec: kvcache.Codec(codec), IDs: c.IDs(ids, nil), Data: states.Take(size)}
+			if next += len(r.IDs); next < 0 || states.Bad {
+				c.Bad = true
 				break
 			}
 			if !ended && kvcache.Sum(r.Data) != sum {
@@ -311,8 +210,8 @@ func (c *cursor) tails(spec kvcache.TailSpec, data []byte) (list []kvcache.Tail,
 		}
 		list = append(list, t)
 	}
-	if !states.whole() {
-		c.bad = true
+	if !states.Whole() {
+		c.Bad = true
 	}
 	return list, wrong
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -62,7 +63,7 @@ func TestGolden(t *testing.T) {
 	state := []byte("state")
 	u64 := func(n ...uint64) (b []byte) {
 		for _, n := range n {
-			b = appendU64(b, n)
+			b = kvwire.AppendU64(b, n)
 		}
 		return b
 	}
@@ -73,10 +74,10 @@ func TestGolden(t *testing.T) {
 		name string
 		b    []byte
 	}{
-		{"get", message(uint8(opGet), 0, appendRef(nil, ref), u64(4096, 1<<20))},
-		{"put", message(uint8(opPut), 0, appendRef(nil, ref), u64(8<<20))},
-		{"append", message(uint8(opAppend), len(state), u64(77, 64, kvcache.Sum(state)), []byte{0}, appendIDs(nil, []int32{7, -1}))},
-		{"tails", message(uint8(opTails), 0, appendU32(appendSpace(nil, ref.Space), 1), []byte("stream"))},
+		{"get", message(uint8(opGet), 0, kvwire.AppendRef(nil, ref), u64(4096, 1<<20))},
+		{"put", message(uint8(opPut), 0, kvwire.AppendRef(nil, ref), u64(8<<20))},
+		{"append", message(uint8(opAppend), len(state), u64(77, 64, kvcache.Sum(state)), []byte{0}, kvwire.AppendIDs(nil, []int32{7, -1}))},
+		{"tails", message(uint8(opTails), 0, kvwire.AppendU32(kvwire.AppendSpace(nil, ref.Space), 1), []byte("stream"))},
 		{"answer to get", message(uint8(statusDone), 1<<20, u64(8<<20))},
 		{"wanted", message(uint8(statusDone), 0, []byte{1})},
 		{"answer to tails", message(uint8(statusDone), 9, appendTails(nil, goldenTails()))},
@@ -111,28 +112,28 @@ func TestTailsIndex(t *testing.T) {
 	want := goldenTails()
 	spec := kvcache.TailSpec{Space: want[0].Space, Stream: "stream", Choice: 1}
 	body, data := appendTails(nil, want), []byte("statemore")
-	c := cursor{b: body}
+	c := cursorOf(body)
 	got, wrong := c.tails(spec, data)
-	if diff := cmp.Diff(want, got); diff != "" || wrong != nil || c.bad {
-		t.Errorf("%v %v %s", wrong, c.bad, diff)
+	if diff := cmp.Diff(want, got); diff != "" || wrong != nil || c.Bad {
+		t.Errorf("%v %v %s", wrong, c.Bad, diff)
 	}
-	c = cursor{b: body}
+	c = cursorOf(body)
 	got, wrong = c.tails(spec, []byte("stateMore"))
 	want[0].Ranges = want[0].Ranges[:1]
-	if diff := cmp.Diff(want, got); diff != "" || wrong == nil || c.bad {
-		t.Errorf("a wrong state: %v %v %s", wrong, c.bad, diff)
+	if diff := cmp.Diff(want, got); diff != "" || wrong == nil || c.Bad {
+		t.Errorf("a wrong state: %v %v %s", wrong, c.Bad, diff)
 	}
 	for n := range body {
 		if n == len(appendTails(nil, goldenTails()[:1])) {
 			continue // a list of one tail
 		}
-		c = cursor{b: body[:n]}
-		if list, _ := c.tails(spec, data); !c.bad {
+		c = cursorOf(body[:n])
+		if list, _ := c.tails(spec, data); !c.Bad {
 			t.Errorf("%d bytes of an index are read as %d tails", n, len(list))
 		}
 	}
-	c = cursor{b: body}
-	if _, _ = c.tails(spec, append(data, 0)); !c.bad {
+	c = cursorOf(body)
+	if _, _ = c.tails(spec, append(data, 0)); !c.Bad {
 		t.Error("a state that belongs to no range")
 	}
 }
@@ -317,7 +318,7 @@ func speak(t *testing.T, addr string, b []byte) []byte {
 // another version is told so.
 func TestNonsense(t *testing.T) {
 	n := newNode(t, 1<<20, ServerConfig{})
-	good := message(uint8(opGet), 0, appendRef(nil, goldenRef()), make([]byte, 16))
+	good := message(uint8(opGet), 0, kvwire.AppendRef(nil, goldenRef()), make([]byte, 16))
 	changed := func(at int, to byte) []byte {
 		b := bytes.Clone(good)
 		b[at] = to
@@ -325,7 +326,7 @@ func TestNonsense(t *testing.T) {
 	}
 	for name, b := range map[string][]byte{
 		"HTTP": []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "zeros": make([]byte, 1000), "sum": changed(8, good[8]+1), "flags": changed(5, 1),
-		"body": changed(100, 1), "long body": changed(15, 1), "data": message(uint8(opGet), 7, appendRef(nil, goldenRef()), make([]byte, 16)),
+		"body": changed(100, 1), "long body": changed(15, 1), "data": message(uint8(opGet), 7, kvwire.AppendRef(nil, goldenRef()), make([]byte, 16)),
 		"much data": message(uint8(opAppend), 1<<39, make([]byte, 29)), "short": good[:20],
 	} {
 		if got := speak(t, n.addr, b); len(got) != 0 {
@@ -364,10 +365,10 @@ func (s script) Close() error                { return nil }
 // FuzzServer: whatever comes, the server neither crashes nor keeps what is wrong.
 func FuzzServer(f *testing.F) {
 	ref := goldenRef()
-	f.Add(message(uint8(opGet), 0, appendRef(nil, ref), make([]byte, 16)))
-	f.Add(append(message(uint8(opPut), 0, appendRef(nil, ref), []byte{200, 0, 0, 0, 0, 0, 0, 0}), make([]byte, 200)...))
+	f.Add(message(uint8(opGet), 0, kvwire.AppendRef(nil, ref), make([]byte, 16)))
+	f.Add(append(message(uint8(opPut), 0, kvwire.AppendRef(nil, ref), []byte{200, 0, 0, 0, 0, 0, 0, 0}), make([]byte, 200)...))
 	f.Add(append(message(uint8(opAppend), 5, make([]byte, 29)), "state"...))
-	f.Add(message(uint8(opTails), 0, appendU32(appendSpace(nil, ref.Space), 1), []byte("stream")))
+	f.Add(message(uint8(opTails), 0, kvwire.AppendU32(kvwire.AppendSpace(nil, ref.Space), 1), []byte("stream")))
 	n := newNode(f, 1<<20, ServerConfig{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= headLen {
@@ -395,7 +396,7 @@ func FuzzClient(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(append(message(0, len(frame.Bytes()), appendU64(nil, uint64(frame.Total))), frame.Bytes()...))
+	f.Add(append(message(0, len(frame.Bytes()), kvwire.AppendU64(nil, uint64(frame.Total))), frame.Bytes()...))
 	f.Add(message(uint8(statusNotFound), 0))
 	f.Add(append(message(0, 9, appendTails(nil, goldenTails())), "statemore"...))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -405,7 +406,7 @@ func FuzzClient(f *testing.F) {
 			t.Error("another block is believed")
 		}
 		n := min(len(b), 200)
-		c := cursor{b: b[:n]}
+		c := cursorOf(b[:n])
 		_, _ = c.tails(kvcache.TailSpec{}, b[n:]) // does not crash
 	})
 }
