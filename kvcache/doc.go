@@ -88,6 +88,21 @@
 // that the relay issues; a writer with a lower one than the store has seen is
 // refused, so that a worker that wakes up late cannot write over its successor.
 //
+// # Epochs
+//
+// Fingerprints keep the versions of a model apart; an Epoch says which of them is the one of
+// today, so that the room of the others can be given back at once instead of by age. It goes
+// by the weights alone, because one version has several fingerprints: those of its codecs, of
+// the ranks of an engine, of two builds of it.
+//
+//	announced    was          becomes
+//	never seen   epoch n      epoch n+1, and everything that epoch n had is old
+//	of epoch n   epoch n      epoch n, with one fingerprint more if it is new
+//	of before    epoch n      epoch n: a worker of before still runs, or runs again
+//
+// Who wants weights of before back says so (Next). A record is a value and knows no clock and
+// no store; who keeps it, and what is done about what is old, is package kvnode's matter.
+//
 // # Refusal
 //
 // A store may lose blocks at any time. It must not hand out a wrong one: what is

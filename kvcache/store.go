@@ -83,6 +83,9 @@ type Labeled interface {
 type Label struct {
 	// Model is the name under which the model is served.
 	Model string `json:"model"`
+	// Weights is the hash of the weights, KIND:HASH, by which versions of a model are told
+	// apart; "" = not known, then it has no epochs.
+	Weights string `json:"weights,omitempty"`
 	// Text is what was hashed.
 	Text string `json:"text,omitempty"`
 }
@@ -114,6 +117,9 @@ type Query struct {
 	// Veil is for stores of encrypted frames, which kvcache/remote is the look-up of;
 	// nil = the tokens are kept as they are.
 	Veil Veil
+	// Resume says that the tokens are of a stream that goes on, so that blocks of an earlier
+	// epoch of the model are good, too. Only a store with epochs looks at it.
+	Resume bool
 }
 
 // Found is one block that a store has.

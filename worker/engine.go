@@ -104,6 +104,7 @@ type Model struct {
 	ContextLen  int    // most tokens of prompt and answer together
 	Vocab       int    // vocabulary size
 	Fingerprint string // identity of weights, engine build and KV layout
+	Weights     string // identity of the weights alone, KIND:HASH; "" = not known
 
 	Tools ToolFormat // how it writes calls of tools
 	// ToolMark is the control token without text that stands for Tools.Begin(), -1

@@ -72,6 +72,8 @@ type KVStream struct {
 	// Within is the most time that a look-up with its restoring may take; 0 = as the
 	// keeper thinks right.
 	Within time.Duration
+	// Resume says that the stream goes on here and has begun elsewhere, or before.
+	Resume bool
 }
 
 // KVKeeper keeps the KV of many generations. It is safe for concurrent use.

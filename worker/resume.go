@@ -159,7 +159,7 @@ func (s *Server) join(g *generation, req *openai.Request, from caller) error {
 		c.tokenIDs = field.TokenIDs
 		c.params.CatchUp, c.params.Priority = s.cfg.CatchUp, priority
 		if s.cfg.KV != nil && !c.over() {
-			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt, Within: field.kvWithin()})
+			c.params.KV = s.cfg.KV.Session(g.engine.Model(), KVStream{ID: stream, Attempt: attempt, Choice: c.index, Salt: field.Salt, Within: field.kvWithin(), Resume: field.Resume != nil})
 		}
 	}
 	return nil

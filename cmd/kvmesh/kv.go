@@ -24,12 +24,12 @@ func kvCommand(e *env) *cobra.Command {
 		Short: "The KV that workers keep: list, check, drop",
 		Long: `The KV store of a host is a directory that its workers share. These commands
 open it beside them, while they run or not, and need no control plane. Where a KV node
-keeps it, ls, invalidate, gc and peers ask the node.`,
+keeps it they ask the node, which must run.`,
 		Example: `  kvmesh kv ls
   kvmesh kv verify
   kvmesh kv invalidate --model gemma-3-270m`,
 	}
-	c.AddCommand(kvLsCommand(o), kvStatCommand(o), kvVerifyCommand(o), kvInvalidateCommand(o), kvGCCommand(o), kvPeersCommand(o))
+	c.AddCommand(kvLsCommand(o), kvStatCommand(o), kvVerifyCommand(o), kvInvalidateCommand(o), kvGCCommand(o), kvPeersCommand(o), kvEpochCommand(o))
 	for _, sub := range c.Commands() {
 		sub.Args = cobra.NoArgs
 		sub.Flags().StringVar(&o.dir, "kv-dir", "", "directory of the KV (default: that of the last 'kvmesh up' of this folder)")
@@ -62,13 +62,16 @@ func (o *kvStore) find() (js bool, err error) {
 	return js, nil
 }
 
+// isNode says whether the store is a KV node's.
+func (o *kvStore) isNode() (bool, error) {
+	_, err := o.find()
+	return err == nil && isKVNode(o.dir), err
+}
+
 // open opens a store whose files can be looked at.
 func (o *kvStore) open() (s *dirstore.Store, js bool, err error) {
 	if js, err = o.find(); err != nil {
 		return nil, js, err
-	}
-	if isKVNode(o.dir) {
-		return nil, js, withHint(fmt.Errorf("%s is a KV node's: its memory is looked at by nobody but its readers", o.dir), "`kvmesh kv ls`, `invalidate` and `gc` ask the node; what is wrong is found and removed by whoever reads it")
 	}
 	s, err = o.openDir()
 	return s, js, err
@@ -112,15 +115,36 @@ func (o *kvStore) openAny() (s kvSurvey, js bool, err error) {
 		s, err := o.openDir()
 		return dirSurvey{s}, js, err
 	}
-	c, err := kvnode.Open(o.dir)
+	c, err := o.dialNode()
 	if err != nil {
 		return nil, js, err
 	}
+	return nodeSurvey{c, o.limit}, js, nil
+}
+
+// openNode asks a KV node, and is an error where there is none.
+func (o *kvStore) openNode() (c *kvnode.Client, js bool, err error) {
+	if js, err = o.find(); err != nil {
+		return nil, js, err
+	}
+	if !isKVNode(o.dir) {
+		return nil, js, withHint(fmt.Errorf("%s is no KV node's directory", o.dir), "only a node can do this: docs/kv-store.md says what it is for")
+	}
+	c, err = o.dialNode()
+	return c, js, err
+}
+
+// dialNode opens a client of the node, which must answer.
+func (o *kvStore) dialNode() (*kvnode.Client, error) {
+	c, err := kvnode.Open(o.dir)
+	if err != nil {
+		return nil, err
+	}
 	if _, err := c.NodeStats(context.Background()); err != nil {
 		c.Close()
-		return nil, js, withHint(err, "`kvmesh up` starts a KV node again by itself; else start it with `kvmesh kvnode --dir "+o.dir+"`")
+		return nil, withHint(err, "`kvmesh up` starts a KV node again by itself; else start it with `kvmesh kvnode --dir "+o.dir+"`")
 	}
-	return nodeSurvey{c, o.limit}, js, nil
+	return c, nil
 }
 
 // isKVNode says whether a directory is a KV node's.

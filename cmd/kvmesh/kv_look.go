@@ -58,9 +58,17 @@ func kvStatCommand(o *kvStore) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stat",
 		Short: "Count tokens, tenants and codecs, from the header of every block",
+		Long: `Stat reads the header of every block. A KV node is asked, and looks at its memory and
+at each tier below it: disk, Redis, S3. Of other hosts it says how much of their memory
+is in use.`,
 		Example: `  kvmesh kv stat
   kvmesh kv stat -o json | jq '.models[] | {model, tokens, codecs}'`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if node, err := o.isNode(); err != nil {
+				return err
+			} else if node {
+				return statNode(c.Context(), o)
+			}
 			s, js, err := o.open()
 			if err != nil {
 				return err
@@ -119,11 +127,16 @@ func (m kvStat) print(w io.Writer) {
 	fmt.Fprintf(w, "\nmodel        %s\nfingerprint  %s\n", dash(m.Model), m.Fingerprint)
 	fmt.Fprintf(w, "blocks       %d, %d tokens, %d bytes\n", m.Blocks, m.Tokens, m.BlockBytes)
 	fmt.Fprintf(w, "tails        %d, %d bytes\ntenants      %d\n", m.Tails, m.TailBytes, m.Tenants)
-	for _, c := range slices.Sorted(maps.Keys(m.Codecs)) {
-		fmt.Fprintf(w, "codec        %s, %d blocks\n", c, m.Codecs[c])
-	}
+	m.printCodecs(w)
 	if m.Bad > 0 {
 		fmt.Fprintf(w, "not usable   %d; `kvmesh kv verify` names them\n", m.Bad)
+	}
+}
+
+// printCodecs writes how many blocks there are of each codec.
+func (m kvStat) printCodecs(w io.Writer) {
+	for _, c := range slices.Sorted(maps.Keys(m.Codecs)) {
+		fmt.Fprintf(w, "codec        %s, %d blocks\n", c, m.Codecs[c])
 	}
 }
 
@@ -133,9 +146,18 @@ func kvVerifyCommand(o *kvStore) *cobra.Command {
 		Use:   "verify",
 		Short: "Read everything and check every checksum, key and place",
 		Long: `Verify reads every block and tail. What is wrong would be refused by a worker
-as soon as it came upon it; this finds it before. It exits with 1 if there is any.`,
+as soon as it came upon it; this finds it before. It exits with 1 if there is any.
+
+A KV node is asked, and reads the blocks of its memory and of each tier below it, and of
+other hosts' memory those that this one's has, too. Like any reader it removes what is
+wrong, with --remove or without; the ends of streams are checked when they are read.`,
 		Example: "  kvmesh kv verify\n  kvmesh kv verify --remove   # remove what is wrong",
 		RunE: func(c *cobra.Command, _ []string) error {
+			if node, err := o.isNode(); err != nil {
+				return err
+			} else if node {
+				return verifyNode(c.Context(), o, remove)
+			}
 			return verifyKV(c.Context(), o, remove)
 		},
 	}

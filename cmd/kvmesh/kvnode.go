@@ -124,7 +124,11 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 	if err := o.events.serve(ctx, e, store, registry, group); err != nil {
 		return err
 	}
-	served := kvnode.ServerConfig{Store: store, Below: below, Log: e.log}
+	epochs, err := o.openEpochs(e, registry)
+	if err != nil {
+		return err
+	}
+	served := kvnode.ServerConfig{Store: store, Below: below, Epochs: epochs, Log: e.log}
 	if others != nil {
 		if err := others.start(ctx, group, below, registry); err != nil {
 			return err
@@ -136,6 +140,15 @@ func runKVNode(ctx context.Context, e *env, o kvNodeOptions) error {
 		group.Go(func() error { return serveHTTP(ctx, o.metrics, kvNodeHandler(registry)) })
 	}
 	return group.Wait()
+}
+
+// openEpochs opens the records of which weights are a model's, also on the node's disk.
+func (o kvNodeOptions) openEpochs(e *env, registry prometheus.Registerer) (*kvnode.Epochs, error) {
+	cfg := kvnode.EpochConfig{File: filepath.Join(o.Dir, kvnode.EpochsName), Registry: registry, Log: e.log}
+	if o.tiers.nvme.Dir != "" {
+		cfg.Copy = filepath.Join(o.tiers.nvme.Dir, kvnode.EpochsName)
+	}
+	return kvnode.OpenEpochs(cfg)
 }
 
 // serveRESP has the node serve Redis clients, too.

@@ -119,7 +119,7 @@ func (o *tierOptions) open(e *env, near *arena.Store, others *peerPart, registry
 		}
 	}
 	if others != nil {
-		far = append(far, stack.Tier{Name: peerTier, Store: others.store})
+		far = append(far, stack.Tier{Name: peerTier, Store: others.store, Apart: true})
 	}
 	if c := o.redis; c.Redis.URL != "" {
 		c.Registry, c.Log = registry, e.log

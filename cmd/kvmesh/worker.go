@@ -32,6 +32,7 @@ type workerOptions struct {
 	threads         int
 	llamaLib        string
 	weights         string
+	simWeights      string
 	chatTemplate    string
 	ttft            time.Duration
 	itl             time.Duration
@@ -99,6 +100,7 @@ set what the flags leave open; docs/worker.md says which engine uses which.`,
 	f.StringVar(&o.chatTemplate, "chat-template", "", "llamacpp: file with the Jinja chat template (default the model's own)")
 	f.DurationVar(&o.ttft, "sim-ttft", 20*time.Millisecond, "sim: time to the first token")
 	f.DurationVar(&o.itl, "sim-itl", 20*time.Millisecond, "sim: time between tokens")
+	f.StringVar(&o.simWeights, "sim-weights", "", "sim: what the weights are called, as another version of the model has others")
 	f.BoolVar(&o.SimHeader, "sim-faults", false, "sim: requests may ask for faults by the header x-kvmesh-sim too")
 	o.upstream.add(f)
 	o.unused.add(f)
@@ -166,7 +168,7 @@ func runWorker(ctx context.Context, e *env, o workerOptions) error {
 }
 
 func (o workerOptions) openSim(context.Context, func(float64)) (worker.Engine, error) {
-	return sim.New(sim.Config{Name: o.Model, ContextLen: o.context, MaxSeqs: cmp.Or(o.seqs, 256), MaxQueue: o.queue, TTFT: o.ttft, ITL: o.itl})
+	return sim.New(sim.Config{Name: o.Model, Weights: o.simWeights, ContextLen: o.context, MaxSeqs: cmp.Or(o.seqs, 256), MaxQueue: o.queue, TTFT: o.ttft, ITL: o.itl})
 }
 
 // findLlama fills in the library and the weights from the fetched assets.

@@ -98,4 +98,8 @@
 // end. Blocks that have just come or were just named by a look-up are spared while there
 // are others. Blocks of a model go first when another fingerprint of the same name came
 // later and they have not been used for Config.DeadAfter.
+//
+// Reclaim takes what is left of an old version of a model, whether room is short or not, but
+// for the chains before tails: the streams of workers that still run it can be continued
+// until their tails are gone.
 package arena

@@ -172,7 +172,7 @@ func (c *Client) late(ctx context.Context, what op, err error) error {
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = context.DeadlineExceeded // the connection's clock was a little faster
 	}
-	if errors.Is(err, context.DeadlineExceeded) && what != opFetch && what != opDrop {
+	if errors.Is(err, context.DeadlineExceeded) && what != opFetch && what != opResume && what != opDrop {
 		c.mu.Lock()
 		c.until = time.Now().Add(pause)
 		c.mu.Unlock()

@@ -64,10 +64,43 @@
 //	21 erase     the tenant's name  →  JSON: how far the erasure is, which the first begins;
 //	             it is asked for again until it is done
 //	22 peers     →  JSON: the nodes of other hosts; failed where there are none
+//	23 epochs    →  JSON: which weights are those of each model
+//	24 set epoch JSON: a model and its weights  →  JSON: its record
+//	25 resume    within:8 space from:32 first:8 ids:4…  →  as fetch, or as longest where the
+//	             time is 0, for a stream that goes on, which old versions of a model answer too
+//	26 survey    verify:1  →  JSON: how far a look at all blocks of all tiers is, which the
+//	             first begins; it is asked for again until it is done
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes. Tails and name are for one that
 // copies tails to other hosts, as hello says too.
+//
+// # Epochs
+//
+// A label names the weights by which blocks were computed. Where a model's are new the node
+// begins an epoch: from then on longest and fetch find nothing of its other weights, and the
+// room of their blocks is given back in the background, but for what open streams need: those
+// go on to put, to append and to resume. Which weights are whose is in the file epochs, JSON,
+// written anew and renamed before a label is acknowledged, and again on the node's disk.
+//
+// The file is
+//
+//	{"version": 1, "epochs": [{
+//	  "model": "m", "epoch": 2, "weights": "sha256:…",        as kvcache.Epoch
+//	  "past": ["sha256:…"], "fingerprints": ["…"],
+//	  "old": [{"fingerprint": "…", "weights": "sha256:…", "reclaimed": false}]
+//	}]}
+//
+// One of another version is not read, and nor is one that is not whole: then the records
+// begin anew, and old versions are found again until a worker with new weights comes. Where
+// file and copy differ, as after the loss of the memory, the higher number of each model
+// counts, and what only the other one knows is announced to it.
+//
+// # Survey
+//
+// A survey goes through all tiers, one after another, in the node's own process, because
+// nobody else reaches them all. It ends when nobody has asked about it for half a minute, so
+// that a command that is stopped leaves no reader of a whole bucket behind.
 //
 // Every operation may be repeated. An append says where its sender knows the tail to end:
 // what the node has behind that place was never acknowledged, and is replaced.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvmesh/kvmesh/internal/privdir"
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -41,7 +42,11 @@ func TestMain(m *testing.M) {
 		if _, err := fmt.Sscan(spec, &limit, &dir); err != nil {
 			panic(err)
 		}
-		n, err := startNode(arena.Config{Dir: dir, Limit: limit})
+		epochs, err := OpenEpochs(EpochConfig{File: dir + ".epochs", Every: time.Hour})
+		if err != nil {
+			panic(err)
+		}
+		n, err := startNodeOf(arena.Config{Dir: dir, Limit: limit}, ServerConfig{Epochs: epochs})
 		if err != nil {
 			fmt.Println("error", err)
 			os.Exit(1)
@@ -58,20 +63,26 @@ var suite *nodes
 
 // node is a node in this process.
 type node struct {
-	store *arena.Store
-	below *stack.Stack // nil = it has no far tiers
-	stop  context.CancelFunc
-	ended chan struct{}
-	users int
+	store  *arena.Store
+	below  *stack.Stack // nil = it has no far tiers
+	server *Server
+	stop   context.CancelFunc
+	ended  chan struct{}
+	users  int
 }
 
 // startNode starts one, with the tiers below it.
 func startNode(cfg arena.Config, far ...stack.Tier) (*node, error) {
-	return startNodeWith(cfg, nil, far...)
+	return startNodeOf(cfg, ServerConfig{}, far...)
 }
 
 // startNodeWith starts one with copies of tails, too.
 func startNodeWith(cfg arena.Config, tails FarTails, far ...stack.Tier) (*node, error) {
+	return startNodeOf(cfg, ServerConfig{Tails: tails}, far...)
+}
+
+// startNodeOf starts one that serves its store, and what else is said.
+func startNodeOf(cfg arena.Config, served ServerConfig, far ...stack.Tier) (*node, error) {
 	store, err := arena.Open(cfg)
 	if err != nil {
 		return nil, err
@@ -90,7 +101,9 @@ func startNodeWith(cfg arena.Config, tails FarTails, far ...stack.Tier) (*node, 
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	n := &node{store: store, below: below, stop: stop, ended: make(chan struct{})}
-	server := NewServer(ServerConfig{Store: store, Below: below, Tails: tails})
+	served.Store, served.Below = store, below
+	server := NewServer(served)
+	n.server = server
 	go func() {
 		defer close(n.ended)
 		if err := server.Serve(ctx, l); err != nil {

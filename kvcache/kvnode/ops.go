@@ -114,9 +114,12 @@ func timeFor(ctx context.Context) time.Duration {
 // longest asks for a match, in the arena or, in a time, in all tiers, and says whether
 // there are any but the arena.
 func (c *Client) longest(ctx context.Context, what op, within time.Duration, q kvcache.Query) (m kvcache.Match, far bool, err error) {
+	if q.Resume {
+		what = opResume
+	}
 	err = c.ask(ctx, what,
 		func(b []byte) []byte {
-			if what == opFetch {
+			if what != opLongest {
 				b = kvwire.AppendSize(b, int(within))
 			}
 			return kvwire.AppendIDs(kvwire.AppendSize(append(kvwire.AppendSpace(b, q.Space), q.From[:]...), q.First), q.IDs)

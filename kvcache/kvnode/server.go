@@ -55,10 +55,11 @@ func Listen(dir string) (net.Listener, error) {
 
 // Server serves an arena to the processes of its host, and what is in tiers below it.
 type Server struct {
-	store *arena.Store
-	stack *stack.Stack // nil = there is nothing below
-	own   *ownTails    // nil = other hosts have no copies of tails
-	log   *slog.Logger
+	store  *arena.Store
+	stack  *stack.Stack // nil = there is nothing below
+	epochs *Epochs      // nil = there are none
+	own    *ownTails    // nil = other hosts have no copies of tails
+	log    *slog.Logger
 
 	// patience is how long the end waits for requests that are being answered.
 	patience time.Duration
@@ -69,6 +70,7 @@ type Server struct {
 
 	erasures erasures
 	peers    func() Peers
+	surveys  surveys
 }
 
 // offered is how many blocks a new server offers to the tiers below it.
@@ -85,7 +87,9 @@ type ServerConfig struct {
 	Tails FarTails
 	// Peers says who the other hosts are, within a second; nil = there are none.
 	Peers func() Peers
-	Log   *slog.Logger // default: silent
+	// Epochs are the records of the models; nil = all versions of a model are alike.
+	Epochs *Epochs
+	Log    *slog.Logger // default: silent
 }
 
 // NewServer makes a server.
@@ -96,7 +100,7 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.Below != nil {
 		cfg.Below.Offer(cfg.Store.Newest(offered))
 	}
-	s := &Server{store: cfg.Store, stack: cfg.Below, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}, peers: cfg.Peers}
+	s := &Server{store: cfg.Store, stack: cfg.Below, epochs: cfg.Epochs, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}, peers: cfg.Peers}
 	if cfg.Tails != nil {
 		s.own = &ownTails{far: cfg.Tails, byNo: map[uint64]kvcache.TailSpec{}}
 	}
@@ -108,6 +112,9 @@ func NewServer(cfg ServerConfig) *Server {
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
+	if s.epochs != nil {
+		s.done.Go(func() { s.epochs.run(ctx, s.store, s.stack) })
+	}
 	for {
 		c, err := accept.Next(ctx, l, s.log)
 		if err != nil {
@@ -266,10 +273,15 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		if c.Bad {
 			return nil, errBad
 		}
+		if !p.s.epochs.admits(q, time.Now()) {
+			return appendMatch(nil, kvcache.Match{}), nil
+		}
 		m, err := st.Longest(ctx, q)
 		return appendMatch(nil, m), err
-	case opFetch:
-		return p.fetch(ctx, c)
+	case opFetch, opResume:
+		return p.fetch(ctx, c, what == opResume)
+	case opEpochs, opSetEpoch:
+		return p.s.epoch(what, c.Rest())
 	case opGet:
 		return p.get(ctx, c)
 	case opReserve, opPublish:
@@ -302,6 +314,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		return json.Marshal(models)
 	case opPeers:
 		return p.s.others()
+	case opSurvey:
+		return p.s.survey(ctx, c)
 	case opErase:
 		return p.s.erase(ctx, string(c.Rest()))
 	case opRoom:
@@ -334,17 +348,27 @@ func (s *Server) drop(ctx context.Context, f kvcache.Fingerprint) error {
 
 // label names a model in all tiers that there are.
 func (s *Server) label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Label) error {
+	announced := s.epochs.announce(f, l, time.Now())
 	if s.stack != nil {
-		return s.stack.Label(ctx, f, l)
+		return errors.Join(announced, s.stack.Label(ctx, f, l))
 	}
-	return s.store.Label(ctx, f, l)
+	return errors.Join(announced, s.store.Label(ctx, f, l))
 }
 
-// fetch looks up what there is in all tiers, in the time that the client gives.
-func (p *peer) fetch(ctx context.Context, c *cursor) ([]byte, error) {
+// fetch looks up what there is in all tiers, in the time that the client gives. For a stream
+// that goes on, no time is a look-up in memory only.
+func (p *peer) fetch(ctx context.Context, c *cursor, resume bool) ([]byte, error) {
 	within, q := time.Duration(c.Size()), c.query()
-	if c.Bad || p.s.stack == nil {
+	near := resume && within == 0
+	if c.Bad || p.s.stack == nil && !near {
 		return nil, errBad
+	}
+	if q.Resume = resume; !p.s.epochs.admits(q, time.Now()) {
+		return appendMatch(nil, kvcache.Match{}), nil
+	}
+	if near {
+		m, err := p.s.store.Longest(ctx, q)
+		return appendMatch(nil, m), err
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(within, stall/2))
 	defer cancel()

@@ -49,6 +49,10 @@ const (
 	opName
 	opErase
 	opPeers
+	opEpochs
+	opSetEpoch
+	opResume
+	opSurvey
 )
 
 // status is how an operation ended.

@@ -34,14 +34,16 @@ func keyOf(instance int64, r *run) opKey {
 // is until it commits, registers off, or ends: an engine that was stopped for an hour wakes
 // up in room that is still its own.
 type write struct {
-	conn   *conn
-	model  string
-	text   string // of the fingerprint
-	layout layout
-	chunks []chunk
-	bytes  int64
-	clears uint64    // Server.clears when it began
-	until  time.Time // of a late one: when it is given up
+	conn  *conn
+	model string
+	// weights is the hash of those that the engine has loaded.
+	weights string
+	text    string // of the fingerprint
+	layout  layout
+	chunks  []chunk
+	bytes   int64
+	clears  uint64    // Server.clears when it began
+	until   time.Time // of a late one: when it is given up
 }
 
 // chunk is one of them.
@@ -112,7 +114,7 @@ func (s *Server) prepareStore(ctx context.Context, r *lmcachepb.PrepareStoreRequ
 	}
 	room, clears := s.roomLocked(i.ID), s.clears
 	s.mu.Unlock()
-	w := &write{conn: connOf(ctx), model: i.Model, text: i.text(s.cfg, req.rank), layout: i.Layout, clears: clears}
+	w := &write{conn: connOf(ctx), model: i.Model, weights: i.Weights, text: i.text(s.cfg, req.rank), layout: i.Layout, clears: clears}
 	s.reserve(w, &req, refs, room)
 	slots, places = w.slots(s.cfg.Chunk)
 	if len(slots) == 0 || !s.begin(key, w, i) {
@@ -241,7 +243,7 @@ func (s *Server) seal(w *write) bool {
 	ctx, cancel := s.nodeContext()
 	defer cancel()
 	// Without a label a model has no name to people, and is found all the same.
-	_ = s.node.Label(ctx, w.chunks[0].ref.Fingerprint, kvcache.Label{Model: w.model, Text: w.text})
+	_ = s.node.Label(ctx, w.chunks[0].ref.Fingerprint, kvcache.Label{Model: w.model, Weights: "lmcache:" + w.weights, Text: w.text})
 	done := s.publish(ctx, w)
 	if len(w.chunks) > 0 {
 		w.until = time.Now().Add(lateTime)

@@ -2,7 +2,6 @@ package redistier
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
@@ -28,23 +27,13 @@ func (s *Store) eraseSome(ctx context.Context, e kvcache.Erasure, cursor uint64)
 		return 0, 0, err
 	}
 	defer func() { err = op.End(err) }()
-	list, next, err := s.client.ZScan(ctx, s.keys.lru()[0], cursor, "", batch).Result()
-	if err != nil {
-		return 0, 0, fmt.Errorf("list blocks: %w", err)
-	}
-	var keys []kvcache.Key
-	for i := 0; i < len(list); i += 2 { // each with its score
-		if key, err := keyOf(list[i]); err == nil {
-			keys = append(keys, key)
-		}
-	}
-	e.Looked(len(keys))
-	if len(keys) == 0 {
-		return 0, next, nil
-	}
-	found, err := s.look(ctx, keys)
+	found, next, err := s.scan(ctx, cursor)
 	if err != nil {
 		return 0, 0, err
+	}
+	e.Looked(len(found))
+	if len(found) == 0 {
+		return 0, next, nil
 	}
 	var theirs []block
 	for _, b := range found {

@@ -81,10 +81,10 @@ func (s *Stack) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was, told := s.labels[f]; s.closed || told && was == s.drops[drop{f: f}] {
+	if was, told := s.labels[f]; s.closed || told && was == s.forgottenLocked(f) {
 		return nil
 	}
-	s.labels[f] = s.drops[drop{f: f}]
+	s.labels[f] = s.forgottenLocked(f)
 	for _, t := range s.tiers {
 		if far, ok := t.Store.(kvcache.Labeled); ok {
 			s.done.Go(func() {

@@ -28,4 +28,11 @@
 // that is tried anew every ten seconds.
 //
 // A block that is wrong in a far tier is refused before it comes near.
+//
+// # Leaving
+//
+// Drop is for what must not be found again: it goes everywhere, other hosts' memory and what
+// is on its way included. Reclaim is for a version of a model that has been replaced: the
+// near store is left to its owner, who knows which streams still need it, and tiers that are
+// apart to theirs.
 package stack

@@ -88,6 +88,42 @@ func (s *Stack) drop(ctx context.Context, tiers []*tier, f kvcache.Fingerprint) 
 	return errors.Join(errs...)
 }
 
+// Reclaim drops an old version of a model in the far tiers that are this host's or all hosts'
+// together. The near store is left as it is: its owner knows what streams need. The error is
+// of tiers that could not.
+func (s *Stack) Reclaim(ctx context.Context, f kvcache.Fingerprint) error {
+	own := slices.DeleteFunc(slices.Clone(s.tiers), func(t *tier) bool { return t.Apart })
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return kvcache.ErrClosed
+	}
+	for _, t := range own {
+		s.drops[drop{t, f}]++ // what is on its way to it is dropped when it is there
+	}
+	s.mu.Unlock()
+	errs := make([]error, len(own))
+	var all sync.WaitGroup
+	for i, t := range own {
+		all.Go(func() {
+			if err := t.Store.Drop(ctx, f); err != nil {
+				errs[i] = fmt.Errorf("reclaim in tier %s: %w", t.Name, err)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// forgottenLocked is how often a model was dropped or reclaimed in any tier.
+func (s *Stack) forgottenLocked(f kvcache.Fingerprint) int {
+	n := s.drops[drop{f: f}]
+	for _, t := range s.tiers {
+		n += s.drops[drop{t, f}]
+	}
+	return n
+}
+
 // dropped is how often a model was dropped in the near store, where t is nil, or in a tier.
 func (s *Stack) dropped(t *tier, f kvcache.Fingerprint) int {
 	s.mu.Lock()

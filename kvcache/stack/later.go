@@ -144,3 +144,27 @@ func (l *later) EraseTenant(ctx context.Context, e kvcache.Erasure) (int, error)
 	}
 	return 0, errors.New("the store cannot erase a tenant's blocks")
 }
+
+// Walk implements kvcache.Walker, for stores that can.
+func (l *later) Walk(ctx context.Context, each func(kvcache.Seen) error) error {
+	s, err := l.open()
+	if err != nil {
+		return err
+	}
+	if w, ok := s.(kvcache.Walker); ok {
+		return w.Walk(ctx, each)
+	}
+	return errors.New("the store cannot show its blocks")
+}
+
+// Check implements kvcache.Walker, for stores that can.
+func (l *later) Check(ctx context.Context, ref kvcache.Ref) error {
+	s, err := l.open()
+	if err != nil {
+		return err
+	}
+	if w, ok := s.(kvcache.Walker); ok {
+		return w.Check(ctx, ref)
+	}
+	return errors.New("the store cannot check its blocks")
+}

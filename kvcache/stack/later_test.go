@@ -22,7 +22,7 @@ func TestLater(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := New(Config{Near: newMem(), Far: []Tier{{"far", slow}}})
+		s, err := New(Config{Near: newMem(), Far: []Tier{{Name: "far", Store: slow}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,8 @@ type Tier struct {
 	// Name is its name in messages and metrics; each has another one.
 	Name  string
 	Store kvcache.Store
+	// Apart says that the tier is other hosts' memory, which they reclaim themselves.
+	Apart bool
 }
 
 // Config describes a stack. Zero fields take the defaults named beside them.
@@ -94,7 +96,7 @@ type Stack struct {
 	closed  bool
 	flights map[kvcache.Key]*flight     // of those of one block, the last
 	drops   map[drop]int                // how often each was
-	labels  map[kvcache.Fingerprint]int // and that when the tiers were told its label
+	labels  map[kvcache.Fingerprint]int // forgottenLocked when the tiers were told its label
 }
 
 var (
@@ -156,6 +158,14 @@ func (s *Stack) Close() error {
 	case <-time.After(s.cfg.Flush):
 		return errors.New("close the stack of KV stores: a tier still has not answered")
 	}
+}
+
+// Tiers lists the far tiers, in the order in which they are asked.
+func (s *Stack) Tiers() (list []Tier) {
+	for _, t := range s.tiers {
+		list = append(list, t.Tier)
+	}
+	return list
 }
 
 // flushLook is the time between two looks at what waits.

@@ -25,7 +25,7 @@ type rig struct {
 func newRig(t testing.TB, cfg Config) *rig {
 	t.Helper()
 	r := &rig{near: newMem(), a: newMem(), b: newMem()}
-	cfg.Near, cfg.Far = r.near, []Tier{{"a", r.a}, {"b", r.b}}
+	cfg.Near, cfg.Far = r.near, []Tier{{Name: "a", Store: r.a}, {Name: "b", Store: r.b}}
 	var err error
 	if r.Stack, err = New(cfg); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestConfig(t *testing.T) {
 	m := newMem()
 	for name, cfg := range map[string]Config{
 		"no near": {}, "no store": {Near: m, Far: []Tier{{Name: "a"}}}, "no name": {Near: m, Far: []Tier{{Store: m}}},
-		"twice": {Near: m, Far: []Tier{{"a", m}, {"a", m}}}, "negative": {Near: m, Queue: -1},
+		"twice": {Near: m, Far: []Tier{{Name: "a", Store: m}, {Name: "a", Store: m}}}, "negative": {Near: m, Queue: -1},
 	} {
 		if s, err := New(cfg); err == nil {
 			s.Close()
@@ -341,6 +341,36 @@ func TestDrop(t *testing.T) {
 	})
 }
 
+// TestReclaim: an old version goes from the tiers below, also what is on its way to them, but
+// not from memory or where others reclaim it themselves.
+func TestReclaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, own, apart := newMem(), newMem(), newMem()
+		s, err := New(Config{Near: near, Far: []Tier{{Name: "own", Store: own}, {Name: "apart", Store: apart, Apart: true}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		frames, _ := chainOf(t, 1, 6)
+		fill(t, s, frames[:3]...)
+		synctest.Wait()
+		own.late, apart.late = 200*time.Millisecond, 200*time.Millisecond
+		fill(t, s, frames[3:]...)
+		synctest.Wait()
+		if err := s.Reclaim(t.Context(), testSpace().Fingerprint); err != nil || s.Behind() == 0 {
+			t.Fatalf("%d blocks on their way: %v", s.Behind(), err)
+		}
+		<-time.After(time.Second)
+		if near.count() != 6 || own.count() != 0 || apart.count() != 6 {
+			t.Errorf("%d, %d and %d blocks", near.count(), own.count(), apart.count())
+		}
+		own.set(func(m *memStore) { m.err = errors.New("away") })
+		if err := s.Reclaim(t.Context(), testSpace().Fingerprint); err == nil {
+			t.Error("a tier could not, and nobody is told")
+		}
+	})
+}
+
 // TestSlowDrop: what is looked up while a tier takes its time to drop it is gone at its end.
 func TestSlowDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -366,7 +396,7 @@ func TestLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := &labeler{memStore: newMem()}, &labeler{memStore: newMem()}
 		far.delay = time.Second
-		s, err := New(Config{Near: near, Far: []Tier{{"far", far}, {"plain", newMem()}}})
+		s, err := New(Config{Near: near, Far: []Tier{{Name: "far", Store: far}, {Name: "plain", Store: newMem()}}})
 		if err != nil {
 			t.Fatal(err)
 		}

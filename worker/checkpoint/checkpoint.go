@@ -104,7 +104,9 @@ type Keeper struct {
 	buffers buffers
 	rate    atomic.Int64 // of restoring, bytes per second
 	parts   atomic.Int64 // that the last block had, for which room is left in the next
-	packed  []byte       // the writer's, for the block that is being encoded
+	// announced says that the store was told of the model.
+	announced atomic.Bool
+	packed    []byte // the writer's, for the block that is being encoded
 
 	life   sync.RWMutex // held for reading while a job is queued
 	closed bool
@@ -144,10 +146,16 @@ func (k *Keeper) Session(m worker.Model, s worker.KVStream) worker.KVSession {
 	if s.Within > 0 {
 		within = s.Within
 	}
-	return &session{
-		k: k, within: within, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Text: text},
+	one := &session{
+		k: k, within: within, space: space, parent: space.Root, label: kvcache.Label{Model: m.Name, Weights: m.Weights, Text: text}, resumed: s.Resume,
 		tail: tail{spec: kvcache.TailSpec{Space: space, Stream: s.ID, Choice: s.Choice, Attempt: s.Attempt}},
 	}
+	// A store that has epochs is to know of new weights from the first request on, not from
+	// the first full block on.
+	if m.Weights != "" && k.announced.CompareAndSwap(false, true) {
+		k.announced.Store(k.queue(job{s: one, kind: nameJob}))
+	}
+	return one
 }
 
 // text is what the fingerprint of a model's blocks is made of. Without a codec it is the
@@ -229,7 +237,7 @@ func (k *Keeper) write() {
 		_, end := k.watch.begin(time.Now(), true)
 		err := j.s.store(ctx, j)
 		end(time.Now())
-		if j.kind != endJob {
+		if j.kind != endJob && j.kind != nameJob {
 			k.note(j.kind, err)
 		}
 		cancel()

@@ -96,7 +96,7 @@ func (s *session) find(ctx context.Context, ids []int32) found {
 	f := found{parent: s.space.Root}
 	// A store may bring blocks from far away meanwhile; some of the time is for loading.
 	bounded, cancel := share(ctx)
-	m, err := s.k.cfg.Store.Longest(bounded, kvcache.Query{Space: s.space, IDs: ids})
+	m, err := s.k.cfg.Store.Longest(bounded, kvcache.Query{Space: s.space, IDs: ids, Resume: s.resumed})
 	cancel()
 	if err != nil {
 		s.note("longest", err)

@@ -19,6 +19,8 @@ type session struct {
 	k     *Keeper
 	space kvcache.Space
 	label kvcache.Label // of the space
+	// resumed says that the stream has begun elsewhere, or before.
+	resumed bool
 	// within is the most time that restoring may take.
 	within time.Duration
 
@@ -69,11 +71,12 @@ type jobKind int
 const (
 	blockJob jobKind = iota
 	tailJob
-	endJob // close the tail
+	endJob  // close the tail
+	nameJob // say whose KV it will be
 )
 
 // String names what is stored.
-func (k jobKind) String() string { return [...]string{"blocks", "tails", "ends"}[k] }
+func (k jobKind) String() string { return [...]string{"blocks", "tails", "ends", "names"}[k] }
 
 // Step implements worker.KVSession.
 func (s *session) Step(tokens []int32, held int, last bool, take worker.KVCopy) {
@@ -214,6 +217,8 @@ func (s *session) store(ctx context.Context, j job) error {
 			err = s.tail.w.Close()
 			s.tail.w = nil
 		}
+	case nameJob:
+		s.name(ctx)
 	}
 	if err == nil {
 		return nil

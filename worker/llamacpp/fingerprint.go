@@ -46,6 +46,15 @@ func weightsID(path, cacheDir string) (string, error) {
 	return strings.Join(ids, ","), nil
 }
 
+// weightsName is how a model's weights are called where they are compared with those of its
+// other versions: as weightsID has them, or a hash of that for several files.
+func weightsName(id string) string {
+	if kind, _, ok := strings.Cut(id, ":"); ok && strings.Contains(id, ",") {
+		return kind + ":" + fingerprint(id)
+	}
+	return id
+}
+
 // modelFiles lists the files of a model: llama.cpp opens the others by itself when
 // it is given the first of NAME-00001-of-0000N.gguf.
 func modelFiles(path string) []string {

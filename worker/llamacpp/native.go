@@ -86,6 +86,7 @@ func (n *native) finish(cfg *Config, st fs.FileInfo) (parts, error) {
 	m := worker.Model{
 		Name: cfg.Name, Created: st.ModTime().Unix(), ContextLen: cfg.ContextLen, Vocab: n.size,
 		Fingerprint: fingerprint(weights, n.lib.build, "kv:f16,f16,unified,swa-full"),
+		Weights:     weightsName(weights),
 	}
 	cfg.Log.Info("model loaded", "model", llama.ModelDesc(n.model), "build", n.lib.build,
 		"context", cfg.ContextLen, "cells", cfg.Cells, "sequences", cfg.MaxSeqs, "fingerprint", m.Fingerprint)

@@ -24,6 +24,7 @@ type Config struct {
 	PrefillPerToken time.Duration // more of it for each token of the prompt, default 0
 	ITL             time.Duration // time between two tokens, default 0
 	KVBytes         int           // size of a token's KV where it is kept, a multiple of 8, default 128
+	Weights         string        // what the weights are called; KV of one name is never another's, default none
 }
 
 // setDefaults fills in what was left open. Negative limits mean none from here on.
@@ -88,13 +89,17 @@ func New(cfg Config) (*Engine, error) {
 	cfg.setDefaults()
 	h := fnv.New64a()
 	h.Write([]byte(cfg.Name))
+	m := worker.Model{
+		Name: cfg.Name, Created: time.Now().Unix(), ContextLen: cfg.ContextLen, Vocab: int(vocab),
+		Fingerprint: fmt.Sprintf("sim1-%08x", uint32(h.Sum64())),
+	}
+	if cfg.Weights != "" {
+		m.Fingerprint, m.Weights = m.Fingerprint+" "+cfg.Weights, "sim:"+cfg.Weights
+	}
 	return &Engine{
 		cfg: cfg, tok: newTokenizer(), key: h.Sum64(),
 		slots: make(chan struct{}, cfg.MaxSeqs), closed: make(chan struct{}),
-		model: worker.Model{
-			Name: cfg.Name, Created: time.Now().Unix(), ContextLen: cfg.ContextLen, Vocab: int(vocab),
-			Fingerprint: fmt.Sprintf("sim1-%08x", uint32(h.Sum64())),
-		},
+		model: m,
 	}, nil
 }
 

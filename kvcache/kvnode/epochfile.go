@@ -1,0 +1,115 @@
+//go:build unix
+
+package kvnode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// epochsFile is the file's content.
+type epochsFile struct {
+	Version int             `json:"version"`
+	Epochs  []kvcache.Epoch `json:"epochs"`
+}
+
+const (
+	epochsVersion = 1
+	mostEpochFile = 64 << 20
+)
+
+// readEpochs reads a file; one that is not there has none.
+func readEpochs(name string) ([]kvcache.Epoch, error) {
+	st, err := os.Stat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil && (!st.Mode().IsRegular() || st.Size() > mostEpochFile) {
+		err = fmt.Errorf("%s is no file of epochs", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return parseEpochs(text)
+}
+
+// parseEpochs reads what epochsText wrote.
+func parseEpochs(text []byte) ([]kvcache.Epoch, error) {
+	var f epochsFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("file of epochs: %w", err)
+	}
+	if f.Version != epochsVersion {
+		return nil, fmt.Errorf("file of epochs: version %d is not known", f.Version)
+	}
+	return f.Epochs, nil
+}
+
+// saveLocked writes the file.
+func (e *Epochs) saveLocked() error {
+	text, err := json.Marshal(epochsFile{epochsVersion, e.listLocked()})
+	if err != nil {
+		return fmt.Errorf("keep epochs: %w", err)
+	}
+	return writeWhole(e.cfg.File, text)
+}
+
+// writeWhole writes a file of mode 0600 that is never seen in part, also after a crash.
+func writeWhole(name string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".new-*")
+	if err != nil {
+		return fmt.Errorf("keep epochs: %w", err)
+	}
+	if _, err = f.Write(text); err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // it may have gone
+		return fmt.Errorf("keep epochs: %w", err)
+	}
+	return nil
+}
+
+// tidy removes what a node that was killed was writing.
+func tidy(name string) {
+	left, _ := filepath.Glob(name + ".new-*") // the pattern is right
+	for _, one := range left {
+		_ = os.Remove(one) // it is in nobody's way
+	}
+}
+
+// writeCopy brings the copy up to date.
+func (e *Epochs) writeCopy(ctx context.Context) error {
+	e.mu.Lock()
+	if e.cfg.Copy == "" || !e.merged || !e.behind || ctx.Err() != nil {
+		e.mu.Unlock()
+		return nil
+	}
+	e.behind = false
+	text, err := json.Marshal(epochsFile{epochsVersion, e.listLocked()})
+	e.mu.Unlock()
+	if err == nil {
+		err = writeWhole(e.cfg.Copy, text)
+	}
+	if err != nil {
+		e.mu.Lock()
+		e.behind = true
+		e.mu.Unlock()
+	}
+	return err
+}
