@@ -18,7 +18,7 @@ VCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 
 export GO FUZZTIME
 
-.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar e2e-lmcache e2e-vllm bench check leak vuln purge preflight clients python-client
+.PHONY: help demo tools build test race fuzz golden lint chaos e2e e2e-llama-server e2e-vllm-sidecar e2e-vllm-events e2e-lmcache e2e-vllm bench check leak vuln purge preflight clients python-client
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ e2e-llama-server: tools ## sidecars in front of a real llama-server, built the f
 
 e2e-vllm-sidecar: tools ## sidecars in front of a real vLLM on the CPU, installed the first time (3 GB)
 	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
+
+e2e-vllm-events: tools ## the gateway follows the KV events of two real vLLMs on the CPU (8 GB of memory)
+	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestEventsVLLM' ./test/e2e
 
 # Neither needs Envoy or a model of its own: kvmesh, vLLM and LMCache only.
 e2e-lmcache: preflight ## LMCache's own client in front of a KV node, installed the first time with vLLM (3 GB)

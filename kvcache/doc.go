@@ -75,6 +75,15 @@
 // count from 0. Header.PartsOf finds those of a range of layers. What an engine's
 // format does not tell apart is one part.
 //
+// # Layers
+//
+// GetLayers lends some layers of a block, and ReadLayers those of a chain, in order or the
+// newest first, as far as the time goes. A store that has the bytes elsewhere is Ranged: it
+// reads the header and the parts that are wanted, those near each other in one go, and what it
+// lends says ErrAbsent of the others. Each part that is there is verified as ever. A store that
+// lends its own memory has nothing to gain by that, so it lends the whole block, and what is not
+// looked at costs nothing. Encrypted frames are whole, since their pieces are not their parts.
+//
 // Version rule: whoever changes the meaning, the place or the order of any byte
 // raises the version. A reader refuses every version and codec that it does not
 // know, which its caller sees as a miss; there is no conversion, because a cache

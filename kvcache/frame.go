@@ -52,6 +52,8 @@ type Header struct {
 type Frame struct {
 	Header
 	data []byte
+	// pieces has the parts, where not all of them are there; nil = all are, in data.
+	pieces [][]byte
 	// refused, if any, is told of each refusal of a part.
 	refused func(error)
 	// proven says that the parts were verified, and that nobody can have changed them since.
@@ -303,17 +305,24 @@ func (h *Header) Check(want Ref) error {
 	return nil
 }
 
-// Bytes returns the whole frame, for those who store or send it.
+// Bytes returns the whole frame, for those who store or send it; nil where it has some parts only.
 func (f *Frame) Bytes() []byte { return f.data }
 
 // Part returns the bytes of part i after it has verified them, on each call, unless the
-// frame is Proven.
+// frame is Proven. ErrAbsent says that it was not asked for; see Ranged.
 func (f *Frame) Part(i int) ([]byte, error) {
 	p := f.Parts[i]
-	if int64(len(f.data)) != f.Total {
+	var b []byte
+	switch {
+	case f.pieces != nil && f.pieces[i] == nil:
+		return nil, fmt.Errorf("part %d: %w", i, ErrAbsent)
+	case f.pieces != nil:
+		b = f.pieces[i]
+	case int64(len(f.data)) != f.Total:
 		return nil, ErrClosed // it was lent and given back
+	default:
+		b = f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
 	}
-	b := f.data[p.Offset : p.Offset+p.Size : p.Offset+p.Size]
 	if !f.proven && Sum(b) != p.Sum {
 		err := Refuse(ReasonChecksum, "part %d", i)
 		if f.refused != nil {

@@ -102,6 +102,8 @@ var (
 	ErrGap = errors.New("range does not begin where the tail ends")
 	// ErrNoKey says that a tenant's key is not there.
 	ErrNoKey = errors.New("the tenant has no key")
+	// ErrAbsent says that a part was not read with the others of its block.
+	ErrAbsent = errors.New("part was not asked for")
 	// ErrClosed says that a store or a tail was used after Close.
 	ErrClosed = errors.New("store is closed")
 )
@@ -220,7 +222,7 @@ func (l *Lent) Reject(err error) {
 func (l *Lent) Release() {
 	if l.release != nil {
 		// Better an error from Part than a read of memory that is gone.
-		l.Frame.data = nil
+		l.Frame.data, l.Frame.pieces = nil, nil
 		l.release()
 		l.release = nil
 	}

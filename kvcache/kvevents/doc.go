@@ -37,6 +37,20 @@
 // ended, since the process at the other end may be another one, and after what it cannot read,
 // which ends the connection. While a publisher is away nothing of it counts.
 //
+// # Following several
+//
+// Followers follow all publishers of a mesh into one Index, each under its address. Several
+// workers may find what one publisher tells of, such as those on one KV node, and one worker may
+// find what several tell of, such as the ranks of one engine; Held answers by workers.
+//
+// A publisher is another's program, and may be wrong or hostile. It has a connection, a share of
+// the index and a goroutine of its own, and none of the others' time: a message has at most 8 MiB
+// and 128 Ki hashes, what cannot be read ends the connection, after which it is tried again in a
+// while, and blocks are taken into the index 256 at a time, so that those who ask, which
+// happens for each request, wait for a moment at most. What it can do is to tell of blocks that
+// are not there. Then requests go to its workers that would have gone elsewhere, and are
+// computed there.
+//
 // # Who may listen
 //
 // ZeroMQ has no authentication here. Hashes tell what prompts have in common, and token ids are

@@ -203,7 +203,7 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 		return err
 	}
 	defer f.Close()
-	all := make([]byte, 1<<20) // what the tests put lies at the beginning
+	all := make([]byte, 8<<20) // what the tests put lies at the beginning
 	if _, err := f.ReadAt(all, 0); err != nil {
 		return err
 	}

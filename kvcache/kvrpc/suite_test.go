@@ -184,7 +184,7 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 		return err
 	}
 	defer f.Close()
-	all := make([]byte, 1<<20) // what the tests put lies at the beginning
+	all := make([]byte, 8<<20) // what the tests put lies at the beginning
 	if _, err := f.ReadAt(all, 0); err != nil {
 		return err
 	}
@@ -198,10 +198,10 @@ func TestStore(t *testing.T) {
 	t.Setenv(certEnv, a.dir)
 	// The answer on this side is a record, and the request on the other two, each of which
 	// is read in up to two steps.
-	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: *kills, Tamper: tamper, AppendAllocates: 6})
+	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: *kills, Tamper: tamper, AppendAllocates: 6, Ranged: true})
 }
 
 // TestPlainStore runs the parts of it that depend on the channel without TLS.
 func TestPlainStore(t *testing.T) {
-	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: 2, Tamper: tamper})
+	kvtest.Run(t, kvtest.Harness{Open: suite.open, Shared: true, Kills: 2, Tamper: tamper, Ranged: true})
 }

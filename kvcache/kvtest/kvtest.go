@@ -50,6 +50,8 @@ type Harness struct {
 	// AppendAllocates is how often an append to a tail may allocate: crypto/tls does, for
 	// each step in which it reads a record. 0 is never.
 	AppendAllocates float64
+	// Ranged says that the store reads some layers of a block without the others.
+	Ranged bool
 	// Limit is the smallest limit that the store can work with; 0 is 1 MiB.
 	Limit int64
 }
@@ -72,7 +74,7 @@ func Run(t *testing.T, h Harness) {
 	for name, test := range map[string]func(*testing.T, Harness){
 		"Blocks": testBlocks, "WriteOnce": testWriteOnce, "Longest": testLongest, "LongestModel": testLongestModel,
 		"Spaces": testSpaces, "Lent": testLent, "Drop": testDrop, "Closed": testClosed, "Erase": testErase, "Walk": testWalk,
-		"Tamper": testTamper, "Limit": testLimit, "Concurrent": testConcurrent,
+		"Layers": testLayers, "Tamper": testTamper, "Limit": testLimit, "Concurrent": testConcurrent,
 		"Tail": testTail, "TailAttempts": testTailAttempts, "TailDrop": testTailDrop, "TailSpaces": testTailSpaces,
 		"TailPins": testTailPins, "TailAllocates": testTailAllocates,
 		"Reopen": testReopen, "CrashBlocks": testCrashBlocks, "CrashTails": testCrashTails, "SameBlock": testSameBlock,

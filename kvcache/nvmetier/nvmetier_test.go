@@ -71,7 +71,7 @@ func tamper(dir string, ref kvcache.Ref, change func([]byte) []byte) error {
 }
 
 func TestStore(t *testing.T) {
-	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Lasting: true, Tamper: tamper, Kills: *kills})
+	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Lasting: true, Tamper: tamper, Kills: *kills, Ranged: true})
 }
 
 // TestSealed: the same with encryption before it.

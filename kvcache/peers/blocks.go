@@ -78,6 +78,19 @@ const moment = 5 * time.Millisecond
 // Get implements kvcache.Store. The members that are known to have the block are asked first;
 // the next one is asked beside the one before when that has no answer for a while.
 func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error) {
+	return s.read(ctx, ref, func(ctx context.Context, p Peer) (*kvcache.Lent, error) { return p.Get(ctx, ref) })
+}
+
+// GetLayers implements kvcache.Ranged, as Get.
+func (s *Store) GetLayers(ctx context.Context, ref kvcache.Ref, l kvcache.Layers) (*kvcache.Lent, error) {
+	return s.read(ctx, ref, func(ctx context.Context, p Peer) (*kvcache.Lent, error) { return kvcache.GetLayers(ctx, p, ref, l) })
+}
+
+// reading is how one member is asked for a block.
+type reading func(context.Context, Peer) (*kvcache.Lent, error)
+
+// read asks the members for a block.
+func (s *Store) read(ctx context.Context, ref kvcache.Ref, how reading) (*kvcache.Lent, error) {
 	if s.isClosed() {
 		return nil, kvcache.ErrClosed
 	}
@@ -87,7 +100,7 @@ func (s *Store) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	answers := make(chan got, len(list))
-	l, left, err := s.getFrom(ctx, list, ref, answers)
+	l, left, err := s.readFrom(ctx, list, ref, how, answers)
 	// Who is still reading stops, and what has come in the meantime is given back.
 	cancel()
 	if left > 0 {
@@ -111,14 +124,14 @@ type got struct {
 // beside is how long one member may take for a block until the next is asked too.
 const beside = 100 * time.Millisecond
 
-// getFrom asks members one after another, and says how many answers are still to come.
-func (s *Store) getFrom(ctx context.Context, list []*member, ref kvcache.Ref, answers chan got) (l *kvcache.Lent, left int, err error) {
+// readFrom asks members one after another, and says how many answers are still to come.
+func (s *Store) readFrom(ctx context.Context, list []*member, ref kvcache.Ref, how reading, answers chan got) (l *kvcache.Lent, left int, err error) {
 	next := func() {
 		m := list[0]
 		list = list[1:]
 		left++
 		go func() {
-			l, err := s.getOne(ctx, m, ref)
+			l, err := s.readOne(ctx, m, ref, how)
 			answers <- got{l, err}
 		}()
 	}
@@ -171,10 +184,10 @@ func worse(a, b error) error {
 	return a
 }
 
-// getOne reads a block from one member.
-func (s *Store) getOne(ctx context.Context, m *member, ref kvcache.Ref) (*kvcache.Lent, error) {
+// readOne reads a block from one member.
+func (s *Store) readOne(ctx context.Context, m *member, ref kvcache.Ref, how reading) (*kvcache.Lent, error) {
 	begin := time.Now()
-	l, err := m.peer.Get(ctx, ref)
+	l, err := how(ctx, m.peer)
 	if s.called(ctx, m, begin, err) != nil {
 		if answered(err) {
 			s.unheard(ref.Key, m.ID)

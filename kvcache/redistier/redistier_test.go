@@ -109,7 +109,7 @@ func startCluster(t *testing.T) *redistest.Cluster {
 
 func TestStore(t *testing.T) {
 	startCluster(t)
-	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Tamper: tamperer(t)})
+	kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Tamper: tamperer(t), Ranged: true})
 }
 
 // TestSealed: the same with encryption before it.

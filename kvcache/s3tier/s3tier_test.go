@@ -112,7 +112,7 @@ func TestServer(t *testing.T) {
 	server := serve(t)
 	t.Run("Suite", func(t *testing.T) {
 		// The server is slow: a crash costs it a second.
-		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Kills: 3})
+		kvtest.Run(t, kvtest.Harness{Open: openForSuite, Shared: true, Lags: true, Tamper: tamper, Kills: 3, Ranged: true})
 	})
 	t.Run("Sealed", func(t *testing.T) {
 		t.Setenv(sealedtest.Env, "1")

@@ -96,6 +96,15 @@ func (l *later) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	return s.Get(ctx, ref)
 }
 
+// GetLayers implements kvcache.Ranged, where the store is that, and else lends the whole block.
+func (l *later) GetLayers(ctx context.Context, ref kvcache.Ref, layers kvcache.Layers) (*kvcache.Lent, error) {
+	s, err := l.open()
+	if err != nil {
+		return nil, err
+	}
+	return kvcache.GetLayers(ctx, s, ref, layers)
+}
+
 // Drop implements kvcache.Store.
 func (l *later) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	s, err := l.open()

@@ -21,6 +21,7 @@ type followed struct {
 	*testing.T
 	openai  string // the mesh's
 	gateway string // of its own pages
+	pool    string // the workers that are compared
 	asked   int
 }
 
@@ -39,7 +40,7 @@ func (f *followed) idle() {
 		}
 		least, most := uint32(1<<31), uint32(0)
 		for _, w := range health.Workers {
-			if w.Pool != "gemma" {
+			if w.Pool != f.pool {
 				continue
 			}
 			if !w.Active || w.InFlight > 0 || w.Running+w.Waiting > 0 || w.Broken {
@@ -161,7 +162,7 @@ func TestPrefixRouting(t *testing.T) {
 	}
 	policy = append(policy, fmt.Sprintf("    - {address: %q, workers: [one, two]}", nonsense(t)), "---", strings.Replace(joined, "engine: llamacpp", "engine: sim", 1))
 	m := testmesh.StartPolicy(t, bin, strings.Join(policy, "\n"))
-	f := &followed{T: t, openai: m.OpenAI, gateway: m.Gateway(t)}
+	f := &followed{T: t, openai: m.OpenAI, gateway: m.Gateway(t), pool: "gemma"}
 	for id, n := range nodes {
 		simProcess(t, id, "--pool", "gemma", "--control-plane", m.API, "--relay-secret-file", filepath.Join(m.RunDir(t), "relay.secret"), "--kv-node", n.dir)
 	}
