@@ -72,7 +72,7 @@ e2e-llama-server: tools ## sidecars in front of a real llama-server, built the f
 e2e-vllm-sidecar: tools ## sidecars in front of a real vLLM on the CPU, installed the first time (3 GB)
 	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestVLLM' ./test/e2e
 
-e2e-vllm-events: tools ## the gateway follows the KV events of two real vLLMs on the CPU (8 GB of memory)
+e2e-vllm-events: tools ## the gateway follows the KV events of a real vLLM on the CPU
 	@vllm=$$(sh scripts/vllm.sh) && eval "export $$vllm" && CGO_ENABLED=0 exec $(GO) test -count=1 -timeout $(TIMEOUT) -v -run 'TestEventsVLLM' ./test/e2e
 
 # Neither needs Envoy or a model of its own: kvmesh, vLLM and LMCache only.

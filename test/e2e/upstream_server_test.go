@@ -96,12 +96,6 @@ func testUpstream(t *testing.T, k upstreamKind) {
 // start runs the server, with its children in a process group, until the test ends.
 func (u *upstream) start(t *testing.T) {
 	t.Helper()
-	u.begin(t)()
-}
-
-// begin begins that, and returns what waits until the server is well.
-func (u *upstream) begin(t *testing.T) (ready func()) {
-	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -133,22 +127,19 @@ func (u *upstream) begin(t *testing.T) (ready func()) {
 			t.Logf("%s:\n%s", u.name, log)
 		}
 	})
-	return func() {
-		t.Helper()
-		u.await(t, 15*time.Minute, "the server's health", func() bool {
-			select {
-			case <-ended:
-				t.Fatalf("%s ended:\n%s", u.name, log)
-			default:
-			}
-			resp, err := http.Get(u.base + "/health")
-			if err != nil {
-				return false
-			}
-			resp.Body.Close()
-			return resp.StatusCode == http.StatusOK
-		})
-	}
+	u.await(t, 10*time.Minute, "the server's health", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("%s ended:\n%s", u.name, log)
+		default:
+		}
+		resp, err := http.Get(u.base + "/health")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
 }
 
 // await polls until ok.
