@@ -99,7 +99,7 @@ func (s *Server) RegisterKvCacheEngineDrivenContext(ctx context.Context, r *lmca
 	s.mu.Lock()
 	if s.pool == nil {
 		// It learns by a ping that fails that it has to come again.
-		s.strangers[i.ID] = &stranger{seen: i.seen}
+		s.strangerLocked(i.ID).seen = i.seen
 		s.mu.Unlock()
 		s.cfg.Log.Warn("an engine registers while the KV node has never been there: nothing is kept until it is", "instance", i.ID)
 		return out, nil
@@ -192,6 +192,23 @@ func (s *Server) UnregisterKvCacheEngineDrivenContext(_ context.Context, r *lmca
 	return &lmcachepb.UnregisterKvCacheEngineDrivenContextResponse{}, nil
 }
 
+// strangerLocked is an engine that has to register. As many are remembered as engines; of more
+// the one that was not heard of for longest is forgotten, and is told once more.
+func (s *Server) strangerLocked(id int64) *stranger {
+	st := s.strangers[id]
+	if st != nil {
+		return st
+	}
+	if len(s.strangers) >= mostInstances {
+		delete(s.strangers, slices.MinFunc(slices.Collect(maps.Keys(s.strangers)), func(a, b int64) int {
+			return s.strangers[a].seen.Compare(s.strangers[b].seen)
+		}))
+	}
+	st = &stranger{}
+	s.strangers[id] = st
+	return st
+}
+
 // Ping implements the service. An engine registers again when a ping succeeds after one
 // that has failed; so the first one of an engine that has to is answered as if the server
 // were not well.
@@ -205,11 +222,7 @@ func (s *Server) Ping(ctx context.Context, r *lmcachepb.PingRequest) (*lmcachepb
 	if s.instanceLocked(ctx, r.GetInstanceId()) != nil {
 		return &lmcachepb.PingResponse{Ok: true}, nil
 	}
-	st := s.strangers[r.GetInstanceId()]
-	if st == nil {
-		st = &stranger{}
-		s.strangers[r.GetInstanceId()] = st
-	}
+	st := s.strangerLocked(r.GetInstanceId())
 	ok := st.told
 	st.told, st.seen = true, now
 	return &lmcachepb.PingResponse{Ok: ok}, nil

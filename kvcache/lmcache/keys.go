@@ -3,10 +3,13 @@
 package lmcache
 
 import (
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -91,7 +94,7 @@ func saltOf(salt string, configs []byte) ([]byte, error) {
 			return nil, errors.New("configuration of the request: something follows it")
 		}
 		if len(m) > 0 {
-			if text, err = json.Marshal(m); err != nil {
+			if text, err = canonical(nil, m); err != nil {
 				return nil, fmt.Errorf("configuration of the request: %w", err)
 			}
 		}
@@ -100,6 +103,54 @@ func saltOf(salt string, configs []byte) ([]byte, error) {
 		return nil, nil
 	}
 	return kvcache.LMCacheSalt(salt, text), nil
+}
+
+// canonical writes a value of a configuration so that no two different ones have the same
+// bytes: text and bytes, or a whole number and a fraction, are different, and all lengths
+// are given. The order of a map's entries does not count.
+func canonical(b []byte, v any) ([]byte, error) {
+	length := func(kind byte, n int) { b = binary.LittleEndian.AppendUint32(append(b, kind), uint32(n)) }
+	number := func(kind byte, n uint64) { b = binary.LittleEndian.AppendUint64(append(b, kind), n) }
+	var err error
+	switch v := v.(type) {
+	case nil:
+		b = append(b, 'n')
+	case bool:
+		b = strconv.AppendBool(b, v)
+	case int64:
+		if v >= 0 { // msgpack has two ways to write it
+			return canonical(b, uint64(v))
+		}
+		number('i', uint64(v))
+	case uint64:
+		number('u', v)
+	case float32:
+		return canonical(b, float64(v))
+	case float64:
+		number('d', math.Float64bits(v))
+	case string:
+		length('s', len(v))
+		b = append(b, v...)
+	case []byte:
+		length('b', len(v))
+		b = append(b, v...)
+	case []any:
+		length('l', len(v))
+		for i := 0; i < len(v) && err == nil; i++ {
+			b, err = canonical(b, v[i])
+		}
+	case map[string]any:
+		length('m', len(v))
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			length('k', len(key))
+			if b, err = canonical(append(b, key...), v[key]); err != nil {
+				break
+			}
+		}
+	default:
+		err = fmt.Errorf("a value of type %T", v)
+	}
+	return b, err
 }
 
 // refs are the names of all chunks of a run from the sequence's beginning on.

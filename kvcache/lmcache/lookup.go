@@ -18,6 +18,13 @@ type jobKey struct{ client, request string }
 // jobTime is how long chunks that a look-up found stay if nobody reads them.
 const jobTime = 10 * time.Minute
 
+const (
+	// mostJobs is how many look-ups are remembered at once, and mostLooking how many tokens
+	// those have together that still look. One more finds nothing.
+	mostJobs    = 16384
+	mostLooking = 1 << 26
+)
+
 // job is a look-up. It holds the chunks that it found, so that what an engine was promised
 // is there when it reads, also if the node is away by then.
 type job struct {
@@ -80,6 +87,12 @@ func (s *Server) Lookup(ctx context.Context, r *lmcachepb.LookupRequest) (*lmcac
 	if old := s.jobs[j.key]; old != nil {
 		s.endLocked(old)
 	}
+	if len(s.jobs) >= mostJobs || s.looking+len(req.ids) > mostLooking {
+		s.mu.Unlock()
+		s.count.refused.Add(1)
+		s.cfg.Log.Warn("a look-up is one too many and finds nothing", "look_ups", mostJobs, "tokens", mostLooking)
+		return &lmcachepb.LookupResponse{}, nil
+	}
 	kinds := s.bindingsLocked(req.model, req.world, now)
 	s.jobs[j.key] = j
 	s.byRequest[req.request] = append(s.byRequest[req.request], j)
@@ -94,7 +107,15 @@ func (s *Server) Lookup(ctx context.Context, r *lmcachepb.LookupRequest) (*lmcac
 		close(j.done)
 		return &lmcachepb.LookupResponse{}, nil
 	}
-	s.work.Go(func() { s.gather(j, &req, spaces) })
+	s.mu.Lock()
+	s.looking += len(req.ids)
+	s.mu.Unlock()
+	s.work.Go(func() {
+		s.gather(j, &req, spaces)
+		s.mu.Lock()
+		s.looking -= len(req.ids)
+		s.mu.Unlock()
+	})
 	return &lmcachepb.LookupResponse{}, nil
 }
 

@@ -37,6 +37,7 @@ type Server struct {
 	pool      *pool      // nil before the node was reached
 	instances map[int64]*instance
 	strangers map[int64]*stranger
+	looking   int // tokens of look-ups that still look
 	jobs      map[jobKey]*job
 	byRequest map[string][]*job
 	writes    map[opKey]*write
@@ -103,6 +104,9 @@ func (s *Server) Close() error {
 	return s.node.Close()
 }
 
+// mostCalls is how many calls of one connection are answered at once; the others wait.
+const mostCalls = 1024
+
 // stopTime is how long running calls have when a server is stopped.
 const stopTime = 2 * time.Second
 
@@ -113,6 +117,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		// Where an engine cannot open the pool it sends its state here, which is refused; but
 		// a message that is too large for the transport would be an error, and end it.
 		grpc.MaxRecvMsgSize(math.MaxInt32),
+		grpc.MaxConcurrentStreams(mostCalls),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.StatsHandler(connections{s}),
 		grpc.UnknownServiceHandler(unknown),
