@@ -37,7 +37,8 @@
 //
 // GET of what is not there answers nil. LMCache's native client waits for ever for the rest
 // of that answer, because it knows how long a value is and reads so much. It asks EXISTS
-// before, so EXISTS grants a lease: for Config.Lease the value stays. If it has gone after
+// before, so EXISTS grants a lease: for Config.Lease the value stays, unless
+// leases hold a quarter of the memory already. If it has gone after
 // that, and somebody who was told that it is there asks for it, the connection is closed
 // instead: any client takes that for an error, and none waits. It is closed as well where the
 // connection has never had another command than SET, GET, EXISTS, DEL and AUTH, as that

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -177,6 +178,48 @@ func TestLease(t *testing.T) {
 	s.sweep(time.Now().Add(promised * s.cfg.Lease))
 	if err := c.Get(ctx, "leased").Err(); !errors.Is(err, redis.Nil) {
 		t.Errorf("long after: %v", err)
+	}
+}
+
+// TestLeasesAreBounded: leases hold a quarter of the memory at most, so that writers have
+// room; a value that is promised only, and has gone, is no answer that somebody waits for.
+func TestLeasesAreBounded(t *testing.T) {
+	ctx := context.Background()
+	s, addr, _ := start(t, config(t), "")
+	c := client(t, addr, "")
+	limit := s.cfg.Store.Stats().Limit
+	size := int(limit / 20)
+	for i := range 12 {
+		key := fmt.Sprint("key ", i)
+		if err := c.Set(ctx, key, strings.Repeat("v", size), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if n, err := c.Exists(ctx, key).Result(); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+		}
+	}
+	s.mu.Lock()
+	held := s.held
+	s.mu.Unlock()
+	if held > limit/heldShare || held < int64(4*size) {
+		t.Errorf("leases hold %d bytes of %d", held, limit)
+	}
+	for range 3 { // twice for those that were used before
+		if err := s.cfg.Store.MakeRoom(ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if v, err := c.Get(ctx, "key 0").Result(); err != nil || len(v) != size {
+		t.Errorf("during its lease %d bytes, %v", len(v), err)
+	}
+	if err := c.Get(ctx, "key 11").Err(); err == nil || errors.Is(err, redis.Nil) {
+		t.Errorf("promised, not held and gone: %v, want a connection that ends", err)
+	}
+	s.sweep(time.Now().Add(promised * s.cfg.Lease))
+	if s.held != 0 {
+		t.Errorf("%d bytes are held by no lease", s.held)
 	}
 }
 

@@ -40,6 +40,8 @@ type Config struct {
 const (
 	mostConns  = 1024
 	mostLeases = 4096
+	// heldShare is the part of the memory that leases may hold, one of so many.
+	heldShare = 4
 	// stall is how long a client may take to send or take one command or answer.
 	stall = time.Minute
 	// promised is how long a key is remembered that EXISTS has told of, in leases.
@@ -54,12 +56,14 @@ type Server struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]bool
 	leases map[kvcache.Key]*lease
+	held   int64 // bytes of values that leases hold
 	done   sync.WaitGroup
 }
 
 // lease is a value that EXISTS has told of.
 type lease struct {
-	lent  *kvcache.Lent // nil when the lease is over, and the promise still remembered
+	lent  *kvcache.Lent // nil when nothing is held, and the promise still remembered
+	size  int64         // of what is held
 	until time.Time
 }
 
@@ -149,18 +153,31 @@ func (s *Server) sweep(now time.Time) {
 		if now.Before(l.until) {
 			continue
 		}
-		l.release()
+		s.releaseLocked(l)
 		if now.Sub(l.until) >= (promised-1)*s.cfg.Lease {
 			delete(s.leases, key)
 		}
 	}
 }
 
-// release ends a lease, if it was not.
-func (l *lease) release() {
+// holdLocked begins a lease of a value, unless leases hold a quarter of the memory already:
+// what they hold cannot be evicted. Then the value is promised and may go.
+func (s *Server) holdLocked(l *kvcache.Lent, until time.Time) *lease {
+	size := l.Total
+	if s.held+size > s.cfg.Store.Stats().Limit/heldShare {
+		l.Release()
+		return &lease{until: until}
+	}
+	s.held += size
+	return &lease{l, size, until}
+}
+
+// releaseLocked ends a lease, if it was not.
+func (s *Server) releaseLocked(l *lease) {
 	if l.lent != nil {
 		l.lent.Release()
 		l.lent = nil
+		s.held -= l.size
 	}
 }
 

@@ -212,9 +212,9 @@ func (s *Server) exists(ctx context.Context, key string) (bool, error) {
 		return true, nil
 	}
 	if have != nil {
-		have.release()
+		s.releaseLocked(have)
 	}
-	s.leases[ref.Key] = &lease{l, time.Now().Add(s.cfg.Lease)}
+	s.leases[ref.Key] = s.holdLocked(l, time.Now().Add(s.cfg.Lease))
 	return true, nil
 }
 
@@ -230,7 +230,7 @@ func (s *Server) forget(key kvcache.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.leases[key]; l != nil {
-		l.release()
+		s.releaseLocked(l)
 		delete(s.leases, key)
 	}
 }
