@@ -66,8 +66,10 @@
 //
 //	"" or "kvmesh lmcache tenant v1\0" n:u32 salt[n] configs
 //
-// little-endian, where configs is the request's configuration as JSON with sorted keys; both
-// being empty gives "".
+// little-endian, where configs is the request's configuration; both being empty gives "". A
+// value of it is a letter and what follows: n, true, false; i, u and d with 8 bytes (a
+// negative and another whole number, a double); s and b with n:u32 and n bytes (text,
+// bytes); l with n:u32 and n values; m with n:u32 and n times k n:u32 key[n] value, by key.
 //
 // # Frame
 //
