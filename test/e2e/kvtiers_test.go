@@ -26,6 +26,7 @@ type kvNode struct {
 	dir     string
 	metrics string // URL
 	cmd     *exec.Cmd
+	log     *testmesh.Log
 }
 
 // startNode starts a node with a memory of its own and waits until it serves.
@@ -43,11 +44,10 @@ func startNodeIn(t testing.TB, dir string, args ...string) *kvNode {
 	}
 	addr := l.Addr().String()
 	l.Close() // taken again by the node a moment later
-	n := &kvNode{TB: t, dir: dir, metrics: "http://" + addr + "/metrics"}
-	log := &testmesh.Log{}
+	n := &kvNode{TB: t, dir: dir, metrics: "http://" + addr + "/metrics", log: &testmesh.Log{}}
 	n.cmd = exec.Command(bin, append([]string{"kvnode", "--dir", n.dir, "--limit", "536870912", "--metrics", addr}, args...)...)
 	n.cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+s3test.AccessKey, "AWS_SECRET_ACCESS_KEY="+s3test.SecretKey, "AWS_REGION="+s3test.Region)
-	n.cmd.Stderr = log
+	n.cmd.Stderr = n.log
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func startNodeIn(t testing.TB, dir string, args ...string) *kvNode {
 	t.Cleanup(func() {
 		n.lose()
 		if t.Failed() {
-			t.Logf("node %s:\n%s", n.dir, log)
+			t.Logf("node %s:\n%s", n.dir, n.log)
 		}
 	})
 	testmesh.Eventually(t, "the KV node serves", time.Minute, func() bool {
