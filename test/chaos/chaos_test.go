@@ -80,8 +80,8 @@ func TestChaos(t *testing.T) {
 	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), lines: map[string][2]trouble{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
 	c.api = fleet.NewClient(c.m.API)
 	c.startFar(bin, "far-1", nil)
-	h, err := newHost(t)
-	if errors.Is(err, errNoHosts) {
+	h, err := testmesh.NewHost(t, 0)
+	if errors.Is(err, testmesh.ErrNoHosts) {
 		t.Logf("far-2 is behind a proxy, too: %v", err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestChaos(t *testing.T) {
 
 // startFar starts a worker behind a line that can fail: on a host of its own, or behind
 // a proxy where there is none.
-func (c *chaos) startFar(bin, id string, h *host) {
+func (c *chaos) startFar(bin, id string, h *testmesh.Host) {
 	c.t.Helper()
 	api, advertise := c.m.API, ""
 	command, listen := exec.Command, freeAddr(c.t)
@@ -130,9 +130,9 @@ func (c *chaos) startFar(bin, id string, h *host) {
 		l := newLink(c.t, "127.0.0.1:0", listen)
 		advertise, c.lines[id] = l.lis.Addr().String(), l.troubles()
 	} else {
-		command, listen = h.command, h.addr+":8001"
-		advertise, c.lines[id] = listen, h.troubles(c.t)
-		api = "http://" + newLink(c.t, h.near+":0", strings.TrimPrefix(api, "http://")).lis.Addr().String()
+		command, listen = h.Command, h.Addr+":8001"
+		advertise, c.lines[id] = listen, troublesOf(c.t, h)
+		api = "http://" + newLink(c.t, h.Near+":0", strings.TrimPrefix(api, "http://")).lis.Addr().String()
 	}
 	cmd := command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
 		"--listen", listen, "--advertise", advertise, "--control-plane", api,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -38,14 +37,15 @@ func startNode(t testing.TB, args ...string) *kvNode {
 // startNodeIn starts a node on the memory in dir, if there is one.
 func startNodeIn(t testing.TB, dir string, args ...string) *kvNode {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close() // taken again by the node a moment later
+	return startNodeOn(t, nil, dir, args...)
+}
+
+// startNodeOn starts a node on a host; nil = this one.
+func startNodeOn(t testing.TB, on *testmesh.Host, dir string, args ...string) *kvNode {
+	t.Helper()
+	addr := addrOn(t, on)
 	n := &kvNode{TB: t, dir: dir, metrics: "http://" + addr + "/metrics", log: &testmesh.Log{}}
-	n.cmd = exec.Command(bin, append([]string{"kvnode", "--dir", n.dir, "--limit", "536870912", "--metrics", addr}, args...)...)
+	n.cmd = commandOn(on, append([]string{"kvnode", "--dir", n.dir, "--limit", "536870912", "--metrics", addr}, args...))
 	n.cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+s3test.AccessKey, "AWS_SECRET_ACCESS_KEY="+s3test.SecretKey, "AWS_REGION="+s3test.Region)
 	n.cmd.Stderr = n.log
 	if err := n.cmd.Start(); err != nil {
@@ -66,6 +66,23 @@ func startNodeIn(t testing.TB, dir string, args ...string) *kvNode {
 		return err == nil
 	})
 	return n
+}
+
+// addrOn is an address of a host that nobody uses yet; nil = of this one.
+func addrOn(t testing.TB, on *testmesh.Host) string {
+	t.Helper()
+	if on != nil {
+		return on.Free()
+	}
+	return freeAddr(t)
+}
+
+// commandOn is one of kvmesh on a host; nil = on this one.
+func commandOn(on *testmesh.Host, args []string) *exec.Cmd {
+	if on != nil {
+		return on.Command(bin, args...)
+	}
+	return exec.Command(bin, args...)
 }
 
 // kill kills the node, and its memory stays. It may be called again.
@@ -136,7 +153,12 @@ type starter func(t testing.TB, id string, args ...string) *process
 // that of its tokens.
 func simProcess(t testing.TB, id string, args ...string) *process {
 	t.Helper()
-	return launch(t, id, append([]string{"--engine", "sim", "--model", "gemma", "--sim-ttft", "50ms", "--sim-itl", "10ms", "--checkpoint-interval", "1"}, args...)...)
+	return launch(t, id, append(simArgs(), args...)...)
+}
+
+// simArgs are the flags of a worker whose engine only waits for time to pass.
+func simArgs() []string {
+	return []string{"--engine", "sim", "--model", "gemma", "--sim-ttft", "50ms", "--sim-itl", "10ms", "--checkpoint-interval", "1"}
 }
 
 // TestTiersOutliveHost: a worker, its KV node and all of their host's memory are gone in

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -58,14 +57,15 @@ func startProcess(t testing.TB, id string, args ...string) *process {
 // launch starts a worker and waits until it can generate.
 func launch(t testing.TB, id string, args ...string) *process {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close() // taken again by the worker a moment later
+	return launchOn(t, nil, id, args...)
+}
+
+// launchOn starts one on a host; nil = this one.
+func launchOn(t testing.TB, on *testmesh.Host, id string, args ...string) *process {
+	t.Helper()
+	addr := addrOn(t, on)
 	p := &process{TB: t, id: id, base: "http://" + addr, log: &testmesh.Log{}}
-	p.cmd = exec.Command(bin, append([]string{"worker", "--id", id, "--listen", addr, "--drain", "1s"}, args...)...)
+	p.cmd = commandOn(on, append([]string{"worker", "--id", id, "--listen", addr, "--drain", "1s"}, args...))
 	p.cmd.Env = append(os.Environ(), "KVMESH_RELAY_SECRET="+relaySecret)
 	p.cmd.Stderr = p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
