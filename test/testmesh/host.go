@@ -79,7 +79,7 @@ func (h *Host) Die() error {
 	if err != nil {
 		return fmt.Errorf("who runs on host %s: %w", h.NS, err)
 	}
-	for _, text := range strings.Fields(string(out)) {
+	for text := range strings.FieldsSeq(string(out)) {
 		pid, err := strconv.Atoi(text)
 		if err == nil {
 			err = syscall.Kill(pid, syscall.SIGKILL)
