@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 // until then its status and headers are open. Safe for concurrent use.
 type client struct {
 	w         http.ResponseWriter
+	posts     poster // w, where that takes events without waiting, else nil
 	rc        *http.ResponseController
 	keepAlive time.Duration // 0: this answer is no stream
 	stall     time.Duration
@@ -39,8 +41,26 @@ type client struct {
 }
 
 func newClient(w http.ResponseWriter, keepAlive, stall time.Duration, stalled func(), worker func() string) *client {
-	return &client{w: w, rc: http.NewResponseController(w), keepAlive: keepAlive, stall: stall, stalled: stalled, worker: worker}
+	posts, _ := w.(poster)
+	return &client{w: w, posts: posts, rc: http.NewResponseController(w), keepAlive: keepAlive, stall: stall, stalled: stalled, worker: worker}
 }
+
+// poster is a connection that takes events without waiting. One that waited with the pen in
+// its hand would keep the answer at its worker for as long as the client does not read.
+type poster interface {
+	// Post takes an event, whether there is room for it or not.
+	Post(event []byte) error
+	// Await waits until there is room, or ctx or the connection is over.
+	Await(ctx context.Context) error
+	// Full reports whether there is none.
+	Full() bool
+}
+
+// full reports whether the client has to read before it should be sent more.
+func (c *client) full() bool { return c.posts != nil && c.posts.Full() }
+
+// await waits until it has, or ctx ends; what ends the connection is for the next write.
+func (c *client) await(ctx context.Context) { _ = c.posts.Await(ctx) }
 
 // keepOpen makes it a stream that is kept alive.
 func (c *client) keepOpen() {
@@ -69,6 +89,16 @@ func (c *client) tick() {
 	}
 	defer c.mu.Unlock()
 	if c.closed || c.err != nil {
+		return
+	}
+	if c.full() {
+		left := c.stall - time.Since(c.wrote)
+		if left <= 0 {
+			c.stalled()
+			_ = c.rc.SetWriteDeadline(time.Unix(1, 0)) // nobody waits for it any more
+			return
+		}
+		c.timer.Reset(min(c.keepAlive, left))
 		return
 	}
 	silent := time.Since(c.wrote)
@@ -123,8 +153,9 @@ func (c *client) event(raw []byte) error {
 }
 
 // writeLocked writes and flushes one event; mu is held. Events are flushed one by
-// one because a token is worth more now than with the next one. It blocks while
-// the client's window is full, which is the back-pressure on the worker.
+// one because a token is worth more now than with the next one. Where the connection is
+// no poster it blocks while the client's window is full; else hold waits for room before it
+// takes the pen. Either is the back-pressure on the worker.
 func (c *client) writeLocked(raw []byte) error {
 	if c.err != nil {
 		return c.err
@@ -133,6 +164,10 @@ func (c *client) writeLocked(raw []byte) error {
 		return errClosed
 	}
 	c.wrote = time.Now()
+	if c.posts != nil {
+		c.err = c.posts.Post(raw)
+		return c.err
+	}
 	c.writing.Store(c.wrote.UnixNano())
 	defer c.writing.Store(0)
 	if _, c.err = c.w.Write(raw); c.err == nil {
@@ -216,6 +251,9 @@ func (c *client) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
+	if c.full() {
+		_ = c.rc.SetWriteDeadline(time.Now().Add(c.stall)) // where it cannot be set, Envoy's time-outs hold
+	}
 	if c.timer != nil {
 		c.timer.Stop()
 	}

@@ -61,6 +61,7 @@ type job struct {
 	moves  int        // to other workers, after the first token
 	from   string     // id of the worker before the last move
 	hedged bool       // another attempt was made because of the owner's silence
+	denied bool       // one was put off, for the budget of retries is used up
 	buf    []byte     // of the event being written
 	first  time.Time  // when the first token came
 	last   time.Time  // when the last one did

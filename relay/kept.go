@@ -81,19 +81,38 @@ func (s *keptStream) WriteHeader(status int) {
 func (s *keptStream) FlushError() error                { return nil }
 func (s *keptStream) SetWriteDeadline(time.Time) error { return nil }
 
-// Write takes one whole event, or the body of an answer that is no stream. It blocks
-// while a connected client is too far behind.
-func (s *keptStream) Write(p []byte) (int, error) {
-	s.all.mu.Lock()
-	defer s.all.mu.Unlock()
-	for s.at != nil && s.at.unsent >= mostUnsent && !s.gone && s.given == nil {
-		s.all.mu.Unlock()
+// Post implements poster.
+func (s *keptStream) Post(event []byte) error {
+	_, err := s.Write(event)
+	return err
+}
+
+// Await implements poster.
+func (s *keptStream) Await(ctx context.Context) error {
+	for s.Full() {
 		select {
 		case <-s.room:
 		case <-s.ctx.Done():
+			return nil // the next write says it
+		case <-ctx.Done():
+			return nil
 		}
-		s.all.mu.Lock()
 	}
+	return nil
+}
+
+// Full reports whether a connected client is too far behind.
+func (s *keptStream) Full() bool {
+	s.all.mu.Lock()
+	defer s.all.mu.Unlock()
+	return s.at != nil && s.at.unsent >= mostUnsent && !s.gone && s.given == nil
+}
+
+// Write takes one whole event, or the body of an answer that is no stream. It does not
+// wait.
+func (s *keptStream) Write(p []byte) (int, error) {
+	s.all.mu.Lock()
+	defer s.all.mu.Unlock()
 	switch {
 	case s.gone, s.given != nil && !bytes.HasPrefix(p, s.mark):
 		return 0, errNotKept // an event with an id is in the ledger already, which is handed over

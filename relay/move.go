@@ -184,7 +184,8 @@ func (j *job) depart(why leaving) (stays string) {
 		return "it cannot go on elsewhere"
 	}
 	silent := time.Since(j.last)
-	flows := why.cause != causeStall && silent < a.pace.stall(j.route.Stream.StallMin.D(), j.route.Stream.StallMax.D())
+	awaits := a.since.Load() == 0 // for the client to read
+	flows := why.cause != causeStall && (awaits || silent < a.pace.stall(j.route.Stream.StallMin.D(), j.route.Stream.StallMax.D()))
 	if flows && (why.cause == causeTimeout || why.cause == causeUnhealthy) && j.r.exodus(j.pool) {
 		return "most of its pool is sick"
 	}
@@ -197,7 +198,10 @@ func (j *job) depart(why leaving) (stays string) {
 		return "no other worker with the same weights takes it"
 	}
 	if !flows && !j.r.retries.try() {
-		j.r.metrics.denied.Inc()
+		if !j.denied { // once for each that is put off, not for each look
+			j.r.metrics.denied.Inc()
+		}
+		j.denied = true
 		j.arm(lookAgain / 5)
 		return "too many answers are being moved"
 	}
@@ -207,7 +211,7 @@ func (j *job) depart(why leaving) (stays string) {
 	} else {
 		b.free = once(j.r.retries.leave)
 	}
-	j.hedged = true
+	j.hedged, j.denied = true, false
 	j.launch(b)
 	j.arm(lookLong)
 	return ""

@@ -3,10 +3,13 @@ package relay
 import (
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvmesh/kvmesh/internal/names"
 )
 
 // Plain events of an answer that has begun go through in the goroutine that reads them: all
@@ -59,4 +62,46 @@ func TestInlineNotWhenFull(t *testing.T) {
 			t.Errorf("%v after %d bytes, want %d without ids", err, len(got), len(want))
 		}
 	})
+}
+
+// A client that does not read keeps its answer at no worker: an operator moves it, again and
+// again, within the time that it takes to ask (in a bubble). Nothing is lost when the client goes on.
+func TestMigrateUnread(t *testing.T) {
+	const tokens = 4000 // more than there is room for on the way
+	body := strings.Replace(askUsage, `"max_tokens":10`, `"max_tokens":4000`, 1)
+	for _, resumable := range []string{"", "1"} {
+		inOwnMesh(t, func(t *testing.T, m *mesh) {
+			resp, err := m.post(t.Context(), body, names.Resumable, resumable)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			events := func() int64 {
+				time.Sleep(6 * time.Second)
+				return m.relay.Streams(time.Now())[0].Events
+			}
+			for before := int64(-1); before != events(); before = events() {
+			}
+			if n := events(); n >= tokens {
+				t.Fatalf("all %d events are on their way", n)
+			}
+			for i, to := range []string{"w3", "w1", "w2"} {
+				start := time.Now()
+				rec := httptest.NewRecorder()
+				m.relay.StreamsHandler().ServeHTTP(rec, httptest.NewRequest(http.MethodPost, "/v1/streams/stream-1/migrate?to="+to, nil))
+				if took := time.Since(start); rec.Code != http.StatusNoContent || took > 0 {
+					t.Fatalf("to %s: %d %s, after %v", to, rec.Code, rec.Body, took)
+				}
+				time.Sleep(time.Second)
+				if list := m.relay.Streams(time.Now()); list[0].Worker != to || len(list[0].Moves) != i+1 {
+					t.Errorf("to %s: %+v", to, list[0])
+				}
+			}
+			got, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			m.checkWhole(m.numbered(string(got)), 1, tokens, true)
+		}, well(t))
+	}
 }

@@ -49,9 +49,15 @@ func (a *attempt) streamed(resp *http.Response) outcome {
 
 // hold takes the pen for an attempt whose answer the client gets, or may get from now
 // on. While the answer is about to go on elsewhere it waits for what comes of that. It
-// returns false when another attempt answers.
+// returns false when another attempt answers. One whose answer it is waits for the client
+// before, and not with the pen: meanwhile the answer may go on elsewhere, which then waits.
 func (a *attempt) hold() bool {
 	j := a.j
+	if a.mine && j.out.full() {
+		j.watch.busy()
+		a.since.Store(0)
+		j.out.await(a.ctx)
+	}
 	for j.take(a.ctx) {
 		switch {
 		case a.ctx.Err() != nil, j.owner != nil && j.owner != a && a.epoch != j.led.events:
@@ -80,6 +86,13 @@ func (a *attempt) comment(ev openai.Event) (outcome, bool) {
 	if a.j.whole != nil {
 		return outcome{}, false
 	}
+	defer func() {
+		if a.since.Load() == 0 { // it has waited for the client
+			now := time.Now()
+			a.j.watch.wait(now)
+			a.since.Store(now.UnixNano())
+		}
+	}()
 	return a.send(ev.Raw)
 }
 

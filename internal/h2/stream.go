@@ -2,6 +2,7 @@ package h2
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -214,7 +215,26 @@ func (s *stream) hasRoom(n int) bool {
 	return s.outErr == nil && !s.last && len(s.queue) == 0 && min(s.window, s.c.sendWindow) >= int64(n) && len(s.c.out) < mostPending
 }
 
-// writeNow is write without waiting. What the windows do not let pass is kept.
+// await waits until the queue is empty, or ctx ends.
+func (s *stream) await(ctx context.Context) error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if len(s.queue) == 0 || s.outErr != nil {
+		return s.outErr
+	}
+	defer context.AfterFunc(ctx, func() {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		s.changed.Broadcast()
+	})()
+	for len(s.queue) > 0 && s.outErr == nil && ctx.Err() == nil {
+		s.changed.Wait()
+	}
+	return s.outErr
+}
+
+// writeNow is write without waiting. What the windows do not let pass is kept. It goes with
+// the batch, or, with nil, by itself.
 func (s *stream) writeNow(b *Batch, p []byte) error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -230,7 +250,11 @@ func (s *stream) writeNow(b *Batch, p []byte) error {
 	s.queue = p
 	s.moveLocked()
 	s.queue = bytes.Clone(s.queue) // p is the caller's
-	b.add(s.c)
+	if b == nil {
+		s.c.wakeLocked()
+	} else {
+		b.add(s.c)
+	}
 	return nil
 }
 

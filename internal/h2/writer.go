@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -115,6 +116,36 @@ func (w *Writer) Room(n int) bool { return w.sent && len(w.buf) == 0 && w.s.hasR
 func (w *Writer) WriteNow(b *Batch, p []byte) error {
 	w.wrote += int64(len(p))
 	return w.s.writeNow(b, p)
+}
+
+// Post sends p, or what the client's windows let pass of it, and keeps the rest, which goes
+// as they open. It never waits: Await before it bounds what is kept to one p, and one more
+// for each that must not wait.
+func (w *Writer) Post(p []byte) error {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	if !w.sent {
+		w.head(w.status, false)
+	}
+	w.wrote += int64(len(p))
+	if len(w.buf) > 0 {
+		p = append(w.buf, p...)
+		w.buf = nil
+	}
+	return w.s.writeNow(nil, p)
+}
+
+// Await waits until nothing is kept of what was posted, or ctx ends, and returns the error
+// of the stream, if it has one. It may be called beside the other methods.
+func (w *Writer) Await(ctx context.Context) error { return w.s.await(ctx) }
+
+// Full reports whether something is kept of what was posted. It may be called beside the
+// other methods.
+func (w *Writer) Full() bool {
+	w.s.c.mu.Lock()
+	defer w.s.c.mu.Unlock()
+	return len(w.s.queue) > 0 && w.s.outErr == nil
 }
 
 // sniff says what the body is, where the handler does not.

@@ -1,13 +1,17 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
@@ -77,4 +81,78 @@ func TestUploadsThatTrickle(t *testing.T) {
 	}
 	end := time.Now()
 	expectServed(t, finish(t, load), start, end)
+}
+
+// A client that does not read keeps its answer at no worker: that is drained at once, and the
+// client has the whole answer when it goes on.
+func TestDrainUnread(t *testing.T) {
+	const tokens = 8000
+	m := startSim(t)
+	body := fmt.Sprintf(`{"model":"sim-1","prompt":"x","n":8,"max_tokens":%d,"ignore_eos":true,"stream":true,"temperature":0,"sim":{"itl_ms":0,"max":0}}`, tokens)
+	want, err := streamed(t.Context(), m, ask{path: "/completions", body: body}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err == nil {
+			err = c.(*net.TCPConn).SetReadBuffer(64 << 10) // so that the rest stays on the other side
+		}
+		return c, err
+	}}}
+	read, stopped := make(chan struct{}), make(chan string, 1)
+	got, ended := newHeard(), make(chan error, 1)
+	go func() {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.OpenAI+"/completions", strings.NewReader(body))
+		if err != nil {
+			ended <- err
+			return
+		}
+		req.Header.Set("Content-Type", "application/json")
+		ended <- got.hear(small, req, func(h *heard) {
+			if h.events == 10 {
+				stopped <- h.worker
+				<-read
+			}
+		})
+	}()
+	worker := <-stopped
+	events := int64(-1)
+	testmesh.Eventually(t, "the answer to stand still", time.Minute, func() bool {
+		before := events
+		time.Sleep(time.Second)
+		events = theStream(t, m).Events
+		return events == before
+	})
+	if events >= 8*tokens {
+		t.Fatalf("all of the %d events are on their way: the test proves nothing", events)
+	}
+	c := exec.Command(bin, "drain", worker, "--timeout", "60s")
+	c.Dir = m.Dir
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if s := theStream(t, m); s.Worker == worker || len(s.Moves) != 1 || s.Moves[0].Cause != "draining" {
+		t.Errorf("after the drain of %s: %+v", worker, s)
+	}
+	close(read)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if diff := got.same(want); diff != "" {
+		t.Error(diff[:min(len(diff), 1000)])
+	}
+}
+
+// theStream is the only one that flows.
+func theStream(t *testing.T, m *testmesh.Mesh) fleet.StreamView {
+	t.Helper()
+	c := exec.Command(bin, "streams", "-o", "json")
+	c.Dir = m.Dir
+	out, err := c.Output()
+	var list fleet.StreamList
+	if err != nil || json.Unmarshal(out, &list) != nil || len(list.Streams) != 1 {
+		t.Fatalf("streams: %v: %s", err, out)
+	}
+	return list.Streams[0]
 }
