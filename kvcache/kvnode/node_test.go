@@ -359,7 +359,7 @@ func FuzzWire(f *testing.F) {
 	f.Add(appendSpec(nil, kvcache.TailSpec{Space: sp, Stream: "s", Choice: 1, Attempt: 2, First: 3}))
 	f.Add(kvwire.AppendIDs(append(kvwire.AppendSpace(nil, sp), make([]byte, 40)...), ids))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if c := (cursorOf(b)); len(b) >= headLen {
+		if c := cursorOf(b); len(b) >= headLen {
 			if h, err := parseHead(b, mostBody); err == nil {
 				again := make([]byte, headLen)
 				if h.put(again); !bytes.Equal(again, b[:headLen]) {
@@ -370,17 +370,17 @@ func FuzzWire(f *testing.F) {
 				t.Errorf("match %x reads as %+v", b, m)
 			}
 		}
-		if c := (cursorOf(b)); true {
+		if c := cursorOf(b); true {
 			if tails := c.tails(sp, "s", 0); !c.Bad && !bytes.Equal(appendTails(nil, tails), b) {
 				t.Errorf("tails %x read as %+v", b, tails)
 			}
 		}
-		if c := (cursorOf(b)); true {
+		if c := cursorOf(b); true {
 			if spec := c.spec(); !c.Bad && !bytes.Equal(appendSpec(nil, spec), b) {
 				t.Errorf("spec %x reads as %+v", b, spec)
 			}
 		}
-		if c := (cursorOf(b)); true {
+		if c := cursorOf(b); true {
 			q := c.query()
 			if again := kvwire.AppendIDs(kvwire.AppendSize(append(kvwire.AppendSpace(nil, q.Space), q.From[:]...), q.First), q.IDs); !c.Bad && !bytes.HasPrefix(b, again) {
 				t.Errorf("query %x reads as %+v", b, q)

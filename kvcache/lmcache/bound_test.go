@@ -60,8 +60,17 @@ func TestRegisterAgainWhileBound(t *testing.T) {
 func TestOtherConfigs(t *testing.T) {
 	salts := map[string]int{}
 	for i, v := range []any{
-		nil, true, false, "true", "", "AQI=", []byte{1, 2}, "\xff", "\xfe", "\ufffd", uint64(1), int64(-1), 1.0, "1", []any{}, []any{"a", "b"}, []any{"ab"},
-		[]any{[]any{"a"}, "b"}, map[string]any{}, map[string]any{"a": "b"}, map[string]any{"ab": ""}, map[string]any{"a": nil, "b": nil},
+		nil, true, false, "true", "", "AQI=",
+		[]byte{1, 2},
+		"\xff", "\xfe", "\ufffd", uint64(1), int64(-1), 1.0, "1",
+		[]any{},
+		[]any{"a", "b"},
+		[]any{"ab"},
+		[]any{[]any{"a"}, "b"},
+		map[string]any{},
+		map[string]any{"a": "b"},
+		map[string]any{"ab": ""},
+		map[string]any{"a": nil, "b": nil},
 	} {
 		b, err := msgp.AppendIntf(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "k"), v)
 		if err != nil {
