@@ -147,7 +147,10 @@ func (f failover) ready() {
 }
 
 // serving is the worker that gives a stream, "" when the stream is not there.
-func (f failover) serving(stream string) string {
+func (f failover) serving(stream string) string { return f.view(stream).Worker }
+
+// view is what the gateway lists of a stream, empty once it has ended.
+func (f failover) view(stream string) (v fleet.StreamView) {
 	f.Helper()
 	resp, err := http.Get(f.m.Gateway(f) + "/v1/streams")
 	if err != nil {
@@ -160,10 +163,10 @@ func (f failover) serving(stream string) string {
 	}
 	for _, v := range list.Streams {
 		if v.ID == stream {
-			return v.Worker
+			return v
 		}
 	}
-	return ""
+	return v
 }
 
 // Whatever happens to the worker of a hundred answers, they go on at the others: nothing
@@ -212,6 +215,7 @@ func TestStreamsOutliveWorker(t *testing.T) {
 	})
 	t.Run("stopped before the first token", func(t *testing.T) { stoppedEarly(failover{t, m}) })
 	t.Run("killed twice", func(t *testing.T) { killedTwice(failover{t, m}, want[0]) })
+	t.Run("killed while it restores", func(t *testing.T) { killedRestoring(failover{t, m}, want[1]) })
 	t.Run("target killed", func(t *testing.T) {
 		f := failover{t, m}
 		f.ready()
@@ -301,6 +305,39 @@ func killedTwice(f failover, want *heard) {
 	}
 	if why := got.same(want); why != "" {
 		f.Error(why)
+	}
+}
+
+// killedRestoring kills the worker of an answer, and the one that is to go on with it before
+// that has said anything: the third one restores what the first had stored.
+func killedRestoring(f failover, want *heard) {
+	f.ready()
+	var killed []string
+	var moves []fleet.MoveView
+	q := simAsk(1, 120)
+	q.body = strings.Replace(q.body, `"sim":{`, `"sim":{"ttft_ms":1000,`, 1)
+	got, err := streamed(f.Context(), f.m, q, func(h *heard) {
+		switch h.events {
+		case 20:
+			for len(killed) < 2 {
+				if w := f.serving(h.stream()); w != "" && !slices.Contains(killed, w) {
+					f.m.Signal(f, w, syscall.SIGKILL)
+					killed = append(killed, w)
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		case 60:
+			moves = f.view(h.stream()).Moves
+		}
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	if why := got.same(want); why != "" {
+		f.Error(why)
+	}
+	if len(moves) != 1 || moves[0].From != killed[0] || moves[0].To == killed[1] || moves[0].Restored == 0 {
+		f.Errorf("moves %+v, killed were %v", moves, killed)
 	}
 }
 
