@@ -133,11 +133,11 @@ func (s *lettered) complete(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, head+`"choices":[],"usage":%s}`+"\n\ndata: [DONE]\n\n", usage)
 }
 
-// cutStream asks for a stream, has its server or worker ended after some letters, and
+// cutStream asks for a stream, by a body with more fields, has its server or worker ended after some letters, and
 // reads the rest: the text, whether it is whole, and whether it ended in an error event.
-func cutStream(t *testing.T, m *testmesh.Mesh, model string, end func(worker string)) (text string, whole, failed bool) {
+func cutStream(t *testing.T, m *testmesh.Mesh, model, fields string, end func(worker string)) (text string, whole, failed bool) {
 	t.Helper()
-	body := fmt.Sprintf(`{"model":%q,"prompt":"Once","max_tokens":100,"stream":true}`, model)
+	body := fmt.Sprintf(`{"model":%q,"prompt":"Once","max_tokens":100,"stream":true%s}`, model, fields)
 	resp, err := http.Post(m.OpenAI+"/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ spec: {engine: openai, model: m, static: [{id: one, url: %q}, {id: two, url: %q}
 `, one.URL, two.URL))
 	sidecars := map[string]*process{}
 	for pool, server := range map[string]*lettered{"plain": plain, "ids": ids} {
-		for _, n := range []string{"-1", "-2"} {
+		for _, n := range []string{"-1", "-2", "-3"} { // the third, as two streams lose theirs
 			sidecars[pool+n] = launch(t, pool+n, "--pool", pool, "--engine", "openai", "--upstream", server.URL, "--model", pool,
 				"--upstream-model", "m", "--control-plane", strings.TrimPrefix(m.API, "http://"))
 		}
@@ -212,7 +212,7 @@ spec: {engine: openai, model: m, static: [{id: one, url: %q}, {id: two, url: %q}
 				n++
 			}
 		}
-		return n == 6
+		return n == 8
 	})
 	kill := func(worker string) {
 		if sidecars[worker] == nil {
@@ -221,17 +221,19 @@ spec: {engine: openai, model: m, static: [{id: one, url: %q}, {id: two, url: %q}
 		sidecars[worker].kill()
 	}
 	for _, c := range []struct {
-		name, model, kind string
-		end               func(worker string)
+		name, model, fields, kind string
+		end                       func(worker string)
 	}{
-		{"sidecars, no token ids", "plain", "text", kill},
-		{"sidecars, token ids", "ids", "replayed", kill},
-		{"listed as they are", "m", "", func(worker string) {
+		{"sidecars, no token ids, constrained", "plain", `,"grammar":"root ::= [a-z]+"`, "", kill},
+		{"sidecars, token ids, constrained", "ids", `,"structured_outputs":{"regex":"[a-z]+"}`, "", kill},
+		{"sidecars, no token ids", "plain", "", "text", kill},
+		{"sidecars, token ids", "ids", "", "replayed", kill},
+		{"listed as they are", "m", "", "", func(worker string) {
 			map[string]*lettered{"one": one, "two": two}[worker].CloseClientConnections()
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			text, whole, failed := cutStream(t, m, c.model, c.end)
+			text, whole, failed := cutStream(t, m, c.model, c.fields, c.end)
 			want := say("Once", 100)
 			if c.kind == "" {
 				if whole || !failed || text == "" || !strings.HasPrefix(want, text) {
