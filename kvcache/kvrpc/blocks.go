@@ -148,7 +148,7 @@ func (l *link) get(ref kvcache.Ref, room func(int64) ([]byte, error)) (h kvcache
 	if err != nil {
 		return h, nil, roomError{err}
 	}
-	h, err = receive(l.r, b, ref, func() error { return nil })
+	h, err = receive(l, b, ref, func() error { return nil })
 	if _, ok := errors.AsType[*kvcache.Refusal](err); ok {
 		return h, err, nil
 	}

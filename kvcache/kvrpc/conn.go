@@ -24,6 +24,7 @@ type link struct {
 	c     net.Conn
 	below *wide // below TLS; nil = there is none
 	r     *bufio.Reader
+	low   *lowat
 	head  [headLen]byte
 	body  []byte // the last that came
 	out   []byte // the next to be sent, behind room for its head
@@ -36,7 +37,7 @@ type link struct {
 const readAhead = 8 << 10
 
 func newLink(c net.Conn) *link {
-	l := &link{c: c, r: bufio.NewReaderSize(c, readAhead)}
+	l := &link{c: c, r: bufio.NewReaderSize(c, readAhead), low: newLowat(c)}
 	if t, ok := c.(*tls.Conn); ok {
 		l.below, _ = t.NetConn().(*wide)
 	}
@@ -102,6 +103,26 @@ func (l *link) receive(most uint32) (head, error) {
 		return h, err
 	}
 	return h, h.check(l.head[:], l.body)
+}
+
+// fill reads all of b, behind which more bytes of the same message come.
+func (l *link) fill(b []byte, more int) (n int, err error) {
+	for n < len(b) && err == nil {
+		if err = l.low.expect(len(b) - n + more); err == nil {
+			var k int
+			k, err = l.r.Read(b[n:])
+			n += k
+		}
+	}
+	switch {
+	case n == len(b) && more > 0:
+		return n, nil
+	case n == len(b):
+		return n, l.low.expect(1)
+	case err == io.EOF && n > 0:
+		return n, io.ErrUnexpectedEOF
+	}
+	return n, err
 }
 
 // trim gives up memory that an unusual message took.

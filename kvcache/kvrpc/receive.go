@@ -2,26 +2,27 @@
 
 package kvrpc
 
-import (
-	"io"
-
-	"github.com/kvmesh/kvmesh/kvcache"
-)
+import "github.com/kvmesh/kvmesh/kvcache"
 
 // unit is how much of a frame is read before the parts that are whole are verified: few
-// enough bytes that they are still near the processor.
-const unit = 256 << 10
+// enough bytes that they are still near the processor, and as many as the kernel wakes for.
+// The first one, with the header, is smaller: the others end where a part does.
+const (
+	unit      = 1 << 20
+	unitFirst = 64 << 10
+)
 
-// receive reads the frame of a block from r into b, which is as long as it, and verifies
+// receive reads the frame of a block from l into b, which is as long as it, and verifies
 // it, header and parts. Before each unit it calls step. A *kvcache.Refusal says that the
-// frame is wrong: then all of it was read, and r may be used further.
-func receive(r io.Reader, b []byte, want kvcache.Ref, step func() error) (kvcache.Header, error) {
+// frame is wrong: then all of it was read, and l may be used further.
+func receive(l *link, b []byte, want kvcache.Ref, step func() error) (kvcache.Header, error) {
 	a := arrival{b: b, want: want}
 	for at := 0; at < len(b); {
 		if err := step(); err != nil {
 			return a.h, err
 		}
-		n, err := io.ReadFull(r, b[at:min(at+unit, len(b))])
+		end := a.next(at)
+		n, err := l.fill(b[at:end], len(b)-end)
 		if at += n; err != nil {
 			return a.h, err
 		}
@@ -38,6 +39,26 @@ type arrival struct {
 	known bool  // h is
 	part  int   // the next one to be verified
 	wrong error // once it is, nothing is looked at any more
+}
+
+// next is where the unit that begins at at ends: with the last part that it has room for,
+// or with the one part that has already begun.
+func (a *arrival) next(at int) int {
+	switch {
+	case a.wrong != nil:
+		return min(at+unit, len(a.b))
+	case !a.known:
+		return min(at+unitFirst, len(a.b))
+	}
+	end := at + unit
+	for i, p := range a.h.Parts[a.part:] {
+		whole := int(p.Offset + p.Size)
+		if whole > at+unit && (i > 0 || whole > at+2*unit) {
+			break
+		}
+		end = whole
+	}
+	return min(end, len(a.b))
 }
 
 // came verifies what is whole of the first n bytes.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -178,7 +177,7 @@ func (p *peer) put(c *cursor) error {
 	if err := p.want(1); err != nil {
 		return err
 	}
-	_, err = receive(p.l.r, room.Bytes(), ref, p.step)
+	_, err = receive(p.l, room.Bytes(), ref, p.step)
 	if _, wrong := p.s.count.Refusal(err); wrong {
 		return p.reply(err)
 	}
@@ -268,7 +267,8 @@ func (p *peer) append(c *cursor, size uint64) error {
 		if err := p.step(); err != nil {
 			return err
 		}
-		n, err := io.ReadFull(p.l.r, r.Data[at:min(at+stride, len(r.Data))])
+		end := min(at+stride, len(r.Data))
+		n, err := p.l.fill(r.Data[at:end], len(r.Data)-end)
 		if at += n; err != nil {
 			return err
 		}
