@@ -67,5 +67,9 @@
 // A peer may be broken, so all that it can make us hold is bounded: unread data by the
 // windows, unsent data by mostPending and one write per stream, answers to PING and
 // SETTINGS of a peer that does not read by mostControl, header blocks by mostHeader, and
-// handlers by Server.MaxStreams, those of streams that it has reset included.
+// handlers by Server.MaxStreams, those of streams that it has reset included. A request
+// whose header block is a little too long is answered 431; one that sends much more than
+// mostHeader, or CONTINUATION frames behind it, ends its connection, because to unpack it
+// for the sake of an answer is what floods of them are made for (CVE-2023-45288). Envoy lets
+// no such request through: its own bound is 60 KiB.
 package h2
