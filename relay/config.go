@@ -43,7 +43,8 @@ type Config struct {
 	// gateway; nil keeps them here only. It needs a Secret, the same at all gateways.
 	Streams *redis.Client
 	// Socket is the Unix socket that Run serves on. Gateways that follow each other on it
-	// hand on what clients may come back for; "" keeps it to itself. It needs a Secret.
+	// show and steer each other's streams, and with a Secret hand on what clients may come
+	// back for; "" keeps all of it to itself.
 	Socket string
 
 	// Tracing takes a span per attempt; nil records none and passes the trace on.

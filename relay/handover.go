@@ -9,10 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -25,7 +22,8 @@ import (
 //	                                                      the others when they leave, or when the time is over
 //	old ◀── POST askPath: wanted, sealed ── new           a client has come, and its stream has not
 //
-// The old one listens for that on a socket of its own, beside the relay's.
+// The old one listens for that on a socket of its own, beside the relay's. There it also
+// shows and steers what it carries (old.go).
 const (
 	handoverPath = "/kvmesh/streams"
 	askPath      = "/kvmesh/streams/ask"
@@ -49,24 +47,28 @@ type wanted struct {
 }
 
 // Replaced tells the relay, before Run's context ends, that another gateway has taken its
-// socket over: that one gets what clients may come back for. Without Config.Socket and
-// Config.Secret it does nothing.
+// socket over: that one may see and steer what this one carries from now on, and gets what
+// clients may come back for. It does nothing without Config.Socket; without Config.Secret
+// nothing is handed over.
 func (r *Relay) Replaced() error {
-	if r.cfg.Socket == "" || r.cfg.Secret == "" {
+	if r.cfg.Socket == "" {
 		return nil
 	}
 	path := r.cfg.Socket + oldSocket + r.name
-	lis, err := listenPrivate(path)
+	lis, err := listenPrivate(path, r.cfg.Socket+".new."+r.name)
 	if err != nil {
 		return fmt.Errorf("listen for the gateway that took over: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+askPath, r.answerAsked)
+	mux.Handle("/v1/", streamsHandler(r.own, r.migrate))
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
 	go func() { _ = srv.Serve(lis) }() // until closeOld
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
-	r.kept.give = r.handOver
+	if r.cfg.Secret != "" {
+		r.kept.give = r.handOver
+	}
 	r.kept.closeOld = func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -76,16 +78,21 @@ func (r *Relay) Replaced() error {
 	return nil
 }
 
-func listenPrivate(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	lis, err := net.Listen("unix", path)
+// listenPrivate listens on a socket that only this user may use. It gets its path once it
+// listens: whoever finds it there and is refused knows that its process is gone. By then
+// it is the one at mine, which is nobody else's.
+func listenPrivate(path, mine string) (net.Listener, error) {
+	lis, err := net.ListenUnix("unix", &net.UnixAddr{Name: mine, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = lis.Close() // the error to report is the one before
+	lis.SetUnlinkOnClose(false) // it is called otherwise by then
+	err = os.Chmod(mine, 0o600)
+	if err == nil {
+		err = os.Rename(mine, path)
+	}
+	if err != nil {
+		_, _ = lis.Close(), os.Remove(mine) // the error to report is the one before
 		return nil, err
 	}
 	return lis, nil
@@ -179,20 +186,24 @@ func (r *Relay) handOver(s *keptStream, gen string) error {
 	return err
 }
 
+// onHost speaks to the gateway that listens on a socket.
+func onHost(socket string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+}
+
 // sealedPost sends v to a gateway on this host.
 func (r *Relay) sealedPost(ctx context.Context, socket, path string, v any) error {
 	body, err := r.seal.seal(path, v)
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://gateway"+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	resp, err := client.Do(req)
+	resp, err := onHost(socket).Do(req)
 	if err != nil {
 		return fmt.Errorf("another gateway on this host: %w", err)
 	}
@@ -266,22 +277,14 @@ func (k *retained) has(id string) bool {
 // askOld asks the gateways before this one for a stream whose client has come here, and
 // reports whether one has handed it over.
 func (r *Relay) askOld(ctx context.Context, id string, n int, who owner) bool {
-	if r.cfg.Socket == "" || r.cfg.Secret == "" {
+	if r.cfg.Secret == "" {
 		return false
 	}
-	dir, name := filepath.Split(r.cfg.Socket)
-	files, _ := os.ReadDir(dir) // where it cannot be read there are none
-	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
-		old, ok := strings.CutPrefix(f.Name(), name+oldSocket)
-		if !ok || old == r.name {
-			return false
-		}
+	return slices.ContainsFunc(r.oldSockets(), func(socket string) bool {
 		ctx, cancel := context.WithTimeout(ctx, handoverTime)
 		defer cancel()
-		err := r.sealedPost(ctx, dir+f.Name(), askPath, wanted{id, who[:], n})
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			_ = os.Remove(dir + f.Name()) // its process is gone; it may be removed already
-		}
+		err := r.sealedPost(ctx, socket, askPath, wanted{id, who[:], n})
+		forgetDead(socket, err)
 		return err == nil
 	})
 }

@@ -195,12 +195,14 @@ func TestHandoverRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, body := range map[string]string{"another secret": string(sealed), "none": "{}"} {
-		resp, err := a.client.Post("http://mesh"+handoverPath, "", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _ = resp.Body.Close(); resp.StatusCode != http.StatusForbidden || a.relay.kept.has("s") {
-			t.Errorf("%s: status %d", what, resp.StatusCode)
+		for _, path := range []string{handoverPath, lastWordPath} {
+			resp, err := a.client.Post("http://mesh"+path, "", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _ = resp.Body.Close(); resp.StatusCode != http.StatusForbidden || a.relay.kept.has("s") {
+				t.Errorf("%s, %s: status %d", path, what, resp.StatusCode)
+			}
 		}
 	}
 	if err := os.Remove(socket); err != nil {

@@ -125,7 +125,7 @@ func (s *state) move(v fleet.MoveView) {
 	s.moves = append(s.moves, v)
 }
 
-// Streams lists the requests that run now, the oldest first. Safe for concurrent
+// Streams lists the requests that run in this process now, the oldest first. Safe for concurrent
 // use.
 func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 	r.live.mu.Lock()
@@ -135,15 +135,19 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 			ID: j.led.stream, Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.in.Header.Get(names.Pool), Stream: j.stream,
 			Attempt: j.state.attempt.Load(), Moves: j.state.movesSoFar(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
 		}
-		v.Worker = j.state.at()
+		v.Worker, v.Gateway = j.state.at(), r.name
 		if p := j.state.pool.Load(); p != nil {
 			v.Pool = *p
 		}
 		out = append(out, v)
 	}
 	r.live.mu.Unlock()
-	slices.SortFunc(out, func(a, b fleet.StreamView) int {
+	oldestFirst(out)
+	return out
+}
+
+func oldestFirst(list []fleet.StreamView) {
+	slices.SortFunc(list, func(a, b fleet.StreamView) int {
 		return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.ID, b.ID))
 	})
-	return out
 }

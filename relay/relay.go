@@ -34,6 +34,7 @@ type Relay struct {
 	kept    *retained
 	seal    sealer
 	name    string             // of this one among those that follow each other
+	old     predecessors       // those before it
 	fetches singleflight.Group // of streams from other gateways
 	tracer  trace.Tracer
 	inlined atomic.Int64 // events that went through in the goroutine that read them
@@ -95,6 +96,7 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r := &Relay{cfg: cfg, seal: seal, name: rand.Text(), metrics: m, kept: kept, mark: fleet.RelayMark(cfg.Secret)}
 	r.tracer = cfg.Tracing.Tracer("github.com/kvmesh/kvmesh/relay")
+	r.old.limit = listTime
 	r.paces.make = func(string) *pace { return &pace{} }
 	r.tallies.make = newTally
 	r.pacers.make = func(id string) *gate { return &gate{most: func() int64 { return r.turns(id) }} }
@@ -127,6 +129,7 @@ func (r *Relay) Run(ctx context.Context, lis net.Listener) error {
 	<-stopped
 	r.kept.running.Wait()
 	if r.kept.closeOld != nil {
+		r.lastWord(context.WithoutCancel(ctx))
 		r.kept.closeOld()
 	}
 	return nil
@@ -166,6 +169,9 @@ func (r *Relay) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	switch {
 	case in.URL.Path == handoverPath && in.Method == http.MethodPost:
 		r.takeOver(w, in)
+		return
+	case in.URL.Path == lastWordPath && in.Method == http.MethodPost:
+		r.hearLastWord(w, in)
 		return
 	case !ok:
 		openai.Errorf(http.StatusNotFound, "The relay serves %s and %s only.", openai.Chat, openai.Completions).Write(w)

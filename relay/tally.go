@@ -31,7 +31,7 @@ func (t *tally) count(b blame) {
 func (r *Relay) Attempts() []fleet.AttemptView {
 	var out []fleet.AttemptView
 	r.tallies.each(func(t *tally) {
-		out = append(out, fleet.AttemptView{Worker: t.id, OK: t.ok.Load(), Broken: t.broken.Load()})
+		out = append(out, fleet.AttemptView{Gateway: r.name, Worker: t.id, OK: t.ok.Load(), Broken: t.broken.Load()})
 	})
 	slices.SortFunc(out, func(a, b fleet.AttemptView) int { return cmp.Compare(a.Worker, b.Worker) })
 	return out

@@ -283,6 +283,9 @@ func get(ctx context.Context, url string, v any) error {
 	return err
 }
 
+// mostAnswer bounds what is read of an answer: ten thousand streams are 4 MB.
+const mostAnswer = 64 << 20
+
 // ask is get that also returns the header of the answer.
 func ask(ctx context.Context, url string, v any) (http.Header, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -297,7 +300,7 @@ func ask(ctx context.Context, url string, v any) (http.Header, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, mostAnswer))
 	if err != nil {
 		return nil, fmt.Errorf("get %s: %w", url, err)
 	}

@@ -227,6 +227,7 @@ type StreamView struct {
 	Model   string  `json:"model"`      // as the worker is asked for it
 	Pool    string  `json:"pool"`
 	Worker  string  `json:"worker"`  // that serves it now, "" before the first attempt
+	Gateway string  `json:"gateway"` // that carries it, one of StreamList.Gateways
 	Attempt int64   `json:"attempt"` // number of the last attempt, from 1
 	Stream  bool    `json:"stream"`  // false: one whole answer
 	Events  int64   `json:"events"`  // passed on to the client, about one per token
@@ -248,28 +249,34 @@ type MoveView struct {
 	GapSeconds float64 `json:"gap_seconds"` // from what made it move to the next token
 }
 
-// StreamList is the body of GET /v1/streams.
+// StreamList is the body of GET /v1/streams: what a gateway carries, and those before it on
+// its host that it has replaced.
 type StreamList struct {
-	Streams []StreamView `json:"streams"`
-	// Attempts is what came of those that ended, by worker, sorted by its id.
+	// Gateways are the processes that the list speaks of, each by a random name of its own:
+	// first the one that was asked, then those that it has replaced. One of these that has
+	// ended is listed for a minute more, with what it has counted.
+	Gateways []string     `json:"gateways"`
+	Streams  []StreamView `json:"streams"`
+	// Attempts is what came of those that ended, by gateway and worker.
 	Attempts []AttemptView `json:"attempts,omitempty"`
 }
 
 // AttemptView counts what one gateway had from one worker since the gateway started.
 type AttemptView struct {
-	Worker string `json:"worker"`
-	OK     int64  `json:"ok"` // whole answers
+	Gateway string `json:"gateway"`
+	Worker  string `json:"worker"`
+	OK      int64  `json:"ok"` // whole answers
 	// Broken are those that the worker failed: not reached, an error, cut, malformed, too
 	// late. What a client broke off or the gateway moved is in neither.
 	Broken int64 `json:"broken"`
 }
 
-// AttemptsAt are those of one worker.
-func (l StreamList) AttemptsAt(worker string) AttemptView {
+// AttemptsAt are those of one gateway at one worker.
+func (l StreamList) AttemptsAt(gateway, worker string) AttemptView {
 	for _, a := range l.Attempts {
-		if a.Worker == worker {
+		if a.Gateway == gateway && a.Worker == worker {
 			return a
 		}
 	}
-	return AttemptView{Worker: worker}
+	return AttemptView{Gateway: gateway, Worker: worker}
 }

@@ -104,6 +104,39 @@ func TestCountsBeginAnew(t *testing.T) {
 	})
 }
 
+// Gateways that follow each other count on beside each other, and end.
+func TestCountsOfSeveralGateways(t *testing.T) {
+	type counts struct {
+		gateway    string
+		ok, broken int64
+	}
+	var since seen
+	for i, look := range []struct {
+		list       []counts // of the gateway that was asked, and of those before it
+		ok, broken int64    // so far
+	}{
+		{[]counts{{"a", 500, 100}}, 0, 0},
+		{[]counts{{"a", 510, 101}}, 10, 1},
+		{[]counts{{"b", 0, 2}, {"a", 510, 101}}, 10, 3},              // a was replaced
+		{[]counts{{"b", 5, 2}}, 15, 3},                               // it is not heard
+		{[]counts{{"b", 5, 2}, {"a", 511, 104}}, 16, 6},              // and is again
+		{[]counts{{"c", 1, 0}, {"b", 5, 2}, {"a", 511, 105}}, 17, 7}, // its last word
+		{[]counts{{"c", 1, 0}, {"b", 5, 3}}, 17, 8},
+		{[]counts{{"c", 1, 1}, {"b", 0, 0}, {"z", 9, 900}}, 17, 9}, // the worker was away for b; z was never heard before
+		{[]counts{{"c", 1, 1}, {"b", 0, 1}, {"z", 9, 901}}, 17, 11},
+		{[]counts{{"d", 0, 4}}, 17, 15}, // all were killed
+	} {
+		list := fleet.StreamList{Attempts: []fleet.AttemptView{{Gateway: "a", Worker: "other", Broken: int64(i)}}}
+		for _, c := range look.list {
+			list.Gateways = append(list.Gateways, c.gateway)
+			list.Attempts = append(list.Attempts, fleet.AttemptView{Gateway: c.gateway, Worker: "w", OK: c.ok, Broken: c.broken})
+		}
+		if since.look(list, "w"); since.ok != look.ok || since.broken != look.broken {
+			t.Errorf("look %d: %d whole and %d broken, want %d and %d", i, since.ok, since.broken, look.ok, look.broken)
+		}
+	}
+}
+
 // A gateway that is away for a while counts on from where it was when it is back: what it
 // had counted before is not the new worker's.
 func TestGatewayThatIsAway(t *testing.T) {

@@ -53,7 +53,7 @@ func (r *runner) ready(ctx context.Context, s *Step) error {
 // of the answers that the gateway had from it.
 func (r *runner) observe(ctx context.Context, s *Step) error {
 	r.c.Progress(s.Worker, fmt.Sprintf("ready; watched for %v", r.c.Observe))
-	var base *fleet.AttemptView // what the gateway had counted at the first look
+	var since seen
 	for begin := time.Now(); ; {
 		w, err := find(ctx, r.m, s.Worker)
 		switch {
@@ -66,7 +66,7 @@ func (r *runner) observe(ctx context.Context, s *Step) error {
 		case w.ErrorRate > r.c.MaxErrorRate:
 			return &BoundError{s.Worker, fmt.Sprintf("%.1f %% of its requests fail, at most %.1f %% may", w.ErrorRate*100, r.c.MaxErrorRate*100)}
 		}
-		if base, err = r.answers(ctx, s, base); err != nil {
+		if err := r.answers(ctx, s, &since); err != nil {
 			return err
 		}
 		if time.Since(begin) >= r.c.Observe {
@@ -78,23 +78,50 @@ func (r *runner) observe(ctx context.Context, s *Step) error {
 	}
 }
 
-// answers looks at what became of the answers since base, nil before the first look, and
-// returns the base of the next look. A gateway that is away tells nothing.
-func (r *runner) answers(ctx context.Context, s *Step, base *fleet.AttemptView) (*fleet.AttemptView, error) {
+// seen is what became of a worker's answers while it was watched.
+type seen struct {
+	ok, broken int64
+	// counts are the gateways' at the last look; nil before the first.
+	counts map[string]fleet.AttemptView
+}
+
+// answers adds what became of the answers since the last look. A gateway that is away
+// tells nothing.
+func (r *runner) answers(ctx context.Context, s *Step, since *seen) error {
 	list, err := r.m.Streams(ctx)
 	if errors.Is(err, ErrNoGateway) {
-		return base, nil
+		return nil
 	}
 	if err != nil {
-		return base, err
+		return err
 	}
-	now := list.AttemptsAt(s.Worker)
-	if base == nil || now.OK < base.OK || now.Broken < base.Broken { // another gateway counts anew
-		base = &now
+	since.look(list, s.Worker)
+	all := since.ok + since.broken + int64(carried(list, s.Worker))
+	if float64(since.broken) > r.c.MaxErrorRate*float64(all) {
+		return &BoundError{s.Worker, fmt.Sprintf("it broke %d of the %d answers that the gateway asked it for, at most %.1f %% may break", since.broken, all, r.c.MaxErrorRate*100)}
 	}
-	broken, all := now.Broken-base.Broken, now.OK-base.OK+now.Broken-base.Broken+int64(carried(list, s.Worker))
-	if float64(broken) > r.c.MaxErrorRate*float64(all) {
-		return base, &BoundError{s.Worker, fmt.Sprintf("it broke %d of the %d answers that the gateway asked it for, at most %.1f %% may break", broken, all, r.c.MaxErrorRate*100)}
+	return nil
+}
+
+// look takes one list in. What was counted before the first look is not this worker's, nor
+// what a gateway counted that was replaced and is seen only later. One that counts less
+// than before counts anew; one that took over after the first look has from the beginning.
+func (b *seen) look(list fleet.StreamList, worker string) {
+	first := b.counts == nil
+	if first {
+		b.counts = map[string]fleet.AttemptView{}
 	}
-	return base, nil
+	gateways := list.Gateways
+	if len(gateways) == 0 {
+		gateways = []string{""} // of a version that has no names
+	}
+	for i, g := range gateways {
+		now := list.AttemptsAt(g, worker)
+		last, known := b.counts[g]
+		b.counts[g] = now
+		if (known || i == 0 && !first) && now.OK >= last.OK && now.Broken >= last.Broken {
+			b.ok += now.OK - last.OK
+			b.broken += now.Broken - last.Broken
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
@@ -23,7 +25,8 @@ func restart(m *testmesh.Mesh, args ...string) error {
 }
 
 // The gateway and Envoy are replaced under 100 live streams and new requests beside
-// them: none is cut, none fails, and the old processes end.
+// them: none is cut, none fails, the last gateway shows and moves what the first one still
+// carries, and the old processes end.
 func TestPlannedRestart(t *testing.T) {
 	m := testmesh.Start(t, bin, t.TempDir(), "-f", testmesh.Root()+"/examples/sim.yaml")
 	before := m.Parts()
@@ -56,6 +59,7 @@ func TestPlannedRestart(t *testing.T) {
 		t.Errorf("%d streams ended before the restarts did: nothing was shown for them", done)
 	}
 	mu.Unlock()
+	carriedBefore(t, m, streams)
 	// A third Envoy would end the first one, with its streams.
 	if err := restart(m, "envoy"); err == nil || !strings.Contains(err.Error(), "still carries answers") {
 		t.Errorf("second restart of Envoy: %v, want it refused", err)
@@ -73,6 +77,51 @@ func TestPlannedRestart(t *testing.T) {
 	m.Signal(t, "envoy", syscall.SIGKILL)
 	m.Signal(t, "gateway", syscall.SIGKILL)
 	testmesh.Eventually(t, "service after a kill", 30*time.Second, func() bool { return serves(t, m) && viaRelay(t, m) })
+}
+
+// carriedBefore checks that the gateway which was replaced first still carries so many
+// streams, that they are listed at the last one, and that one can be moved there.
+func carriedBefore(t *testing.T, m *testmesh.Mesh, streams int) {
+	t.Helper()
+	var of []fleet.StreamView
+	testmesh.Eventually(t, "the streams of two gateways before at the third", 5*time.Second, func() bool {
+		list := streamList(m)
+		by := map[string][]fleet.StreamView{}
+		for _, s := range list.Streams {
+			by[s.Gateway] = append(by[s.Gateway], s)
+		}
+		for _, name := range list.Gateways {
+			if len(by[name]) > len(of) {
+				of = by[name]
+			}
+		}
+		return len(list.Gateways) == 3 && len(of) >= streams && of[0].Gateway != list.Gateways[0]
+	})
+	c := exec.Command(bin, "migrate", of[0].ID)
+	c.Dir = m.Dir
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("migrate: %v, %s", err, out)
+		return
+	}
+	testmesh.Eventually(t, "the move of a stream of the first gateway", 5*time.Second, func() bool {
+		for _, s := range streamList(m).Streams {
+			if s.ID == of[0].ID {
+				return len(s.Moves) > 0
+			}
+		}
+		return false
+	})
+}
+
+// streamList is what `kvmesh streams` lists, empty where it fails.
+func streamList(m *testmesh.Mesh) (l fleet.StreamList) {
+	c := exec.Command(bin, "streams", "-o", "json")
+	c.Dir = m.Dir
+	out, err := c.Output()
+	if err != nil || json.Unmarshal(out, &l) != nil {
+		return fleet.StreamList{}
+	}
+	return l
 }
 
 // live is the number of streams that the gateway carries.

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvmesh/kvmesh/internal/fleet"
 	"github.com/kvmesh/kvmesh/test/testmesh"
 )
 
@@ -258,15 +257,8 @@ func TestDrainOfManyStreams(t *testing.T) {
 // most is the number of streams at a worker that have a token.
 func most(t *testing.T, m *testmesh.Mesh, worker string) int {
 	t.Helper()
-	var list fleet.StreamList
-	c := exec.Command(bin, "streams", "-o", "json")
-	c.Dir = m.Dir
-	out, err := c.Output()
-	if err != nil || json.Unmarshal(out, &list) != nil {
-		return 0
-	}
 	n := 0
-	for _, s := range list.Streams {
+	for _, s := range streamList(m).Streams {
 		if s.Worker == worker && s.Events > 0 {
 			n++
 		}

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -147,12 +146,9 @@ func TestDrainUnread(t *testing.T) {
 // theStream is the only one that flows.
 func theStream(t *testing.T, m *testmesh.Mesh) fleet.StreamView {
 	t.Helper()
-	c := exec.Command(bin, "streams", "-o", "json")
-	c.Dir = m.Dir
-	out, err := c.Output()
-	var list fleet.StreamList
-	if err != nil || json.Unmarshal(out, &list) != nil || len(list.Streams) != 1 {
-		t.Fatalf("streams: %v: %s", err, out)
+	list := streamList(m)
+	if len(list.Streams) != 1 {
+		t.Fatalf("%d streams, want one", len(list.Streams))
 	}
 	return list.Streams[0]
 }
