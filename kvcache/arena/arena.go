@@ -118,12 +118,16 @@ type Store struct {
 	log    *journal
 	tails  tails
 	models map[kvcache.Fingerprint]*model
-	named  uint64            // models that were labelled
-	judged time.Time         // when dead versions were last looked for
-	limbo  map[uint32]*limbo // extents that left the index while somebody reads them, by first grain
-	out    int               // blocks lent in this process, and calls at work in the arena
-	peers  map[string]*peer  // readers in other processes
-	watch  watch
+	named  uint64    // models that were labelled
+	judged time.Time // when dead versions were last looked for
+
+	retired []uint32 // numbers of spaces that the journal which is being written leaves out
+	walks   int      // calls that look for blocks of spaces by number, and let others in between
+
+	limbo map[uint32]*limbo // extents that left the index while somebody reads them, by first grain
+	out   int               // blocks lent in this process, and calls at work in the arena
+	peers map[string]*peer  // readers in other processes
+	watch watch
 
 	stop context.CancelFunc
 	done sync.WaitGroup

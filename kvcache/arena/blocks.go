@@ -159,17 +159,16 @@ func (e *entry) record() record {
 func (s *Store) spaceLocked(sp kvcache.Space) uint32 {
 	no, ok := s.index.spaceOf[sp]
 	if !ok {
-		no = uint32(len(s.index.spaces))
-		s.addSpaceLocked(sp)
+		no = s.index.number()
+		s.addSpaceLocked(no, sp)
 		s.log.add(record{kind: kindSpace, space: no, in: sp})
 	}
 	return no
 }
 
-// addSpaceLocked gives a space the next number.
-func (s *Store) addSpaceLocked(sp kvcache.Space) {
-	no := uint32(len(s.index.spaces))
-	s.index.spaces = append(s.index.spaces, space{Space: sp})
+// addSpaceLocked gives a space a number.
+func (s *Store) addSpaceLocked(no uint32, sp kvcache.Space) {
+	s.index.spaces[no] = space{Space: sp}
 	s.index.spaceOf[sp] = no
 	s.policy.SetDead(evict.Owner(no), false)
 	m := s.modelLocked(sp.Fingerprint)

@@ -19,6 +19,7 @@ func (s *Store) EraseTenant(ctx context.Context, e kvcache.Erasure) (blocks int,
 	if err := s.enter(ctx); err != nil {
 		return 0, err
 	}
+	defer s.walkLocked()()
 	gone := map[uint32]bool{}
 	for space, no := range s.index.spaceOf {
 		if space != Values() && e.Has(space) {

@@ -42,12 +42,15 @@ type index struct {
 	sorted   map[kvcache.Key]*kids    // by parent, where they are many
 	spaces   []space
 	spaceOf  map[kvcache.Space]uint32
+	// spareSpaces are numbers of spaces that are free.
+	spareSpaces []uint32
 }
 
 // space is one model and tenant. A number is given once per journal.
 type space struct {
 	kvcache.Space
 	dropped bool
+	spare   bool // its number is free
 	// lengths are those of its blocks in tokens, longest first, and how many of each
 	// there are. There are few.
 	lengths []length

@@ -37,6 +37,7 @@ func (s *Store) Reclaim(ctx context.Context, f kvcache.Fingerprint, now time.Tim
 	if err := s.enter(ctx); err != nil {
 		return Left{}, err
 	}
+	defer s.walkLocked()()
 	var l Left
 	spaces, keep := map[uint32]bool{}, map[evict.ID]bool{}
 	if m := s.models[f]; m != nil {

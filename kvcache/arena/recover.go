@@ -250,10 +250,9 @@ func (s *Store) recoverSpaces(p *replay, now time.Time) {
 		for int(no) > len(s.index.spaces) {
 			s.index.spaces = append(s.index.spaces, space{dropped: true})
 		}
+		s.index.spaces = append(s.index.spaces, p.spaces[no])
 		if p.known(no) {
-			s.addSpaceLocked(p.spaces[no].Space)
-		} else {
-			s.index.spaces = append(s.index.spaces, p.spaces[no])
+			s.addSpaceLocked(no, p.spaces[no].Space)
 		}
 	}
 	for _, r := range p.labels {

@@ -167,6 +167,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 		s.mu.Unlock()
 		return nil
 	}
+	defer s.walkLocked()()
 	gone := map[uint32]bool{}
 	for _, no := range m.spaces {
 		gone[no] = true
@@ -301,6 +302,7 @@ func (s *Store) compactLocked(from, batch int) (done bool, err error) {
 		if err := s.log.compact(); err != nil {
 			return false, err
 		}
+		s.retireLocked()
 		s.rewriteLocked()
 		return false, s.log.flushNext()
 	}
@@ -313,7 +315,11 @@ func (s *Store) compactLocked(from, batch int) (done bool, err error) {
 	if to < len(s.index.entries) {
 		return false, s.log.flushNext()
 	}
-	return true, s.log.swap()
+	if err := s.log.swap(); err != nil {
+		return true, err
+	}
+	s.releaseLocked()
+	return true, nil
 }
 
 // rewriteLocked writes what is known of spaces, models and tails.
