@@ -3,12 +3,10 @@ package chaos
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -54,16 +52,17 @@ spec:
 
 // chaos is one run.
 type chaos struct {
-	t     *testing.T
-	m     *testmesh.Mesh
-	api   *fleet.Client
-	lines map[string][2]trouble // of the workers that are not on this machine
-	far   map[string]*exec.Cmd
+	t       *testing.T
+	m       *testmesh.Mesh
+	api     *fleet.Client
+	gateway string                // its URL
+	lines   map[string][]*trouble // of the workers that are not on this machine
+	far     map[string]*exec.Cmd
 
 	mu      sync.Mutex
 	answers int
 	wrong   []wrong
-	faults  map[string]int
+	faults  map[string]int // how often each was, but for those of lines
 }
 
 func TestChaos(t *testing.T) {
@@ -77,16 +76,10 @@ func TestChaos(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), lines: map[string][2]trouble{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
-	c.api = fleet.NewClient(c.m.API)
-	c.startFar(bin, "far-1", nil)
-	h, err := testmesh.NewHost(t, 0)
-	if errors.Is(err, testmesh.ErrNoHosts) {
-		t.Logf("far-2 is behind a proxy, too: %v", err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	c.startFar(bin, "far-2", h)
+	c := &chaos{t: t, m: testmesh.StartPolicy(t, bin, policyFile), lines: map[string][]*trouble{}, far: map[string]*exec.Cmd{}, faults: map[string]int{}}
+	c.api, c.gateway = fleet.NewClient(c.m.API), c.m.Gateway(t)
+	c.startFar(bin, "far-1", c.proxied())
+	c.startFar(bin, "far-2", c.elsewhere())
 	testmesh.Eventually(t, "five workers to be healthy", 30*time.Second, func() bool { return c.healthy() == 5 })
 	want := c.references()
 	ctx, cancel := context.WithTimeout(t.Context(), *chaosFor)
@@ -96,7 +89,7 @@ func TestChaos(t *testing.T) {
 		clients.Go(func() { c.client(ctx, rand.New(rand.NewPCG(seed, uint64(i))), want) })
 	}
 	for i := range 2 { // at most two faults at a time
-		faults.Go(func() { c.harm(ctx, rand.New(rand.NewPCG(seed, uint64(100+i))), i) })
+		faults.Go(func() { c.harm(ctx, seed, i) })
 	}
 	faults.Wait()
 	clients.Wait()
@@ -112,6 +105,7 @@ func TestChaos(t *testing.T) {
 	}
 	moves := c.moves()
 	t.Logf("seed %d: %d answers, %d wrong; %d broke that had not gone through the relay, for ext_proc was too slow; faults %v; %d moves", seed, c.answers, len(c.wrong)-alone, alone, c.faults, moves)
+	c.report()
 	if alone*200 > c.answers {
 		t.Errorf("%d of %d answers broke unprotected", alone, c.answers)
 	}
@@ -120,22 +114,12 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// startFar starts a worker behind a line that can fail: on a host of its own, or behind
-// a proxy where there is none.
-func (c *chaos) startFar(bin, id string, h *testmesh.Host) {
+// startFar starts a worker behind a line that can fail.
+func (c *chaos) startFar(bin, id string, at site) {
 	c.t.Helper()
-	api, advertise := c.m.API, ""
-	command, listen := exec.Command, freeAddr(c.t)
-	if h == nil {
-		l := newLink(c.t, "127.0.0.1:0", listen)
-		advertise, c.lines[id] = l.lis.Addr().String(), l.troubles()
-	} else {
-		command, listen = h.Command, h.Addr+":8001"
-		advertise, c.lines[id] = listen, troublesOf(c.t, h)
-		api = "http://" + newLink(c.t, h.Near+":0", strings.TrimPrefix(api, "http://")).lis.Addr().String()
-	}
-	cmd := command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
-		"--listen", listen, "--advertise", advertise, "--control-plane", api,
+	c.lines[id] = at.troubles
+	cmd := at.command(bin, "worker", "--id", id, "--zone", "far", "--pool", "sim", "--engine", "sim", "--model", "sim-1", "--max-num-seqs", "64",
+		"--listen", at.listen, "--advertise", at.advertise, "--control-plane", at.api,
 		"--kv-dir", c.m.KVDir(), "--relay-secret-file", filepath.Join(c.m.RunDir(c.t), "relay.secret"))
 	cmd.Stderr = c.m.Log
 	if err := cmd.Start(); err != nil {
@@ -146,17 +130,6 @@ func (c *chaos) startFar(bin, id string, h *testmesh.Host) {
 		_ = cmd.Wait()
 	})
 	c.far[id] = cmd
-}
-
-// freeAddr is an address that nobody listens on.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
-	return lis.Addr().String()
 }
 
 func (c *chaos) healthy() (n int) {
@@ -315,14 +288,19 @@ func add(text string, data []byte) (string, error) {
 	return text, nil
 }
 
-// moves is how often answers moved.
-func (c *chaos) moves() (n int) {
-	resp, err := http.Get(c.m.Gateway(c.t) + "/metrics")
+// page is what the gateway says at a path.
+func (c *chaos) page(path string) ([]byte, error) {
+	resp, err := http.Get(c.gateway + path)
 	if err != nil {
-		c.t.Fatal(err)
+		return nil, err
 	}
 	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
+	return io.ReadAll(resp.Body)
+}
+
+// moves is how often answers moved.
+func (c *chaos) moves() (n int) {
+	page, err := c.page("/metrics")
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -337,69 +315,67 @@ func (c *chaos) moves() (n int) {
 	return n
 }
 
-// trouble is what can happen to a line.
-type trouble struct {
-	name       string
-	begin, end func() error
+// under are the ids of the answers that are under way at a worker.
+func (c *chaos) under(worker string) (ids []string) {
+	var list fleet.StreamList
+	page, err := c.page("/v1/streams")
+	if err == nil {
+		err = json.Unmarshal(page, &list)
+	}
+	if err != nil {
+		c.t.Errorf("what is under way at %s: %v", worker, err)
+	}
+	for _, s := range list.Streams {
+		if s.Worker == worker {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
 }
 
-// harm does one fault after the other, each to workers of its own lane, so that two
-// lanes never take more than two of the five workers away.
-func (c *chaos) harm(ctx context.Context, r *rand.Rand, lane int) {
-	mine := [][]string{{"near-1", "far-1"}, {"near-2", "far-2"}}[lane]
-	for {
-		pause := time.Duration(300+r.IntN(1700)) * time.Millisecond
-		length := time.Duration(500+r.IntN(4500)) * time.Millisecond
-		fault, victim := r.IntN(6), mine[r.IntN(2)]
+// harm does the faults of a lane, one after the other.
+func (c *chaos) harm(ctx context.Context, seed uint64, lane int) {
+	for e := range schedule(seed, lane) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(e.pause):
 		}
-		c.fault(fault, victim, length)
+		c.do(e)
 	}
 }
 
-// fault does one fault and takes it back.
-func (c *chaos) fault(kind int, victim string, length time.Duration) {
-	line, far := c.lines[victim]
+// do does a fault and takes it back.
+func (c *chaos) do(e event) {
 	name := ""
-	switch {
-	case kind == 0 && !far:
+	switch e.fault {
+	case kill:
 		name = "kill"
-		c.signal(victim, syscall.SIGKILL) // `up` starts it again
-		time.Sleep(length)
-	case kind <= 1:
+		c.signal(e.worker, syscall.SIGKILL) // `up` starts it again
+		time.Sleep(e.length)
+	case stop:
 		name = "stop"
-		c.signal(victim, syscall.SIGSTOP)
-		time.Sleep(length)
-		c.signal(victim, syscall.SIGCONT)
-	case kind == 2:
+		c.signal(e.worker, syscall.SIGSTOP)
+		time.Sleep(e.length)
+		c.signal(e.worker, syscall.SIGCONT)
+	case drain:
 		name = "drain"
-		if err := c.api.Drain(context.Background(), victim, true); err != nil {
+		if err := c.api.Drain(context.Background(), e.worker, true); err != nil {
 			name = "drain refused" // it is being started, or the control plane is
 			break
 		}
-		time.Sleep(length)
-		for i := 0; c.api.Drain(context.Background(), victim, false) != nil && i < 100; i++ {
+		time.Sleep(e.length)
+		for i := 0; c.api.Drain(context.Background(), e.worker, false) != nil && i < 100; i++ {
 			time.Sleep(100 * time.Millisecond)
 		}
-	case kind >= 3 && kind <= 4 && far:
-		tr := line[kind-3]
-		name = tr.name
-		if err := tr.begin(); err != nil {
-			c.t.Error(err)
-		}
-		time.Sleep(length)
-		if err := tr.end(); err != nil {
-			c.t.Error(err)
-		}
-	case kind == 5:
+	case control:
 		name = "control plane killed"
 		c.signal("controlplane", syscall.SIGKILL)
-		time.Sleep(length)
+		time.Sleep(e.length)
 	default:
-		name = "none"
+		all := c.lines[e.worker]
+		all[int(e.fault-line)%len(all)].run(e.length, func() []string { return c.under(e.worker) })
+		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

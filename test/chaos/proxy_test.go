@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -16,6 +17,9 @@ type link struct {
 	conns map[net.Conn]bool
 	cut   bool          // new connections are closed at once
 	hole  chan struct{} // while not nil nothing passes; closed when it does again
+
+	closed atomic.Int64 // connections, or not let in
+	held   atomic.Int64 // how often something came that could not pass
 }
 
 // newLink listens at an address for somebody who will listen at to.
@@ -42,6 +46,7 @@ func (l *link) serve() {
 		l.mu.Unlock()
 		if cut {
 			_ = c.Close() // as a broken line looks
+			l.closed.Add(1)
 			continue
 		}
 		up, err := net.Dial("tcp", l.to)
@@ -66,6 +71,7 @@ func (l *link) pass(from, to net.Conn) {
 		hole := l.hole
 		l.mu.Unlock()
 		if hole != nil {
+			l.held.Add(1)
 			<-hole
 		}
 		if n > 0 {
@@ -90,11 +96,17 @@ func (l *link) pass(from, to net.Conn) {
 
 // troubles are what can happen to it: closed connections and new ones refused, or
 // nothing passes while they stay open.
-func (l *link) troubles() [2]trouble {
-	whole := func() error { l.set(false, false); return nil }
-	return [2]trouble{
-		{"cut", func() error { l.set(true, false); return nil }, whole},
-		{"hole", func() error { l.set(false, true); return nil }, whole},
+func (l *link) troubles() []*trouble {
+	whole := func() { l.set(false, false) }
+	return []*trouble{
+		{
+			name: "cut", begin: func() { l.set(true, false) }, end: whole,
+			hits: l.closed.Load, unit: "connections closed or not let in",
+		},
+		{
+			name: "a hole", begin: func() { l.set(false, true) }, end: whole,
+			hits: l.held.Load, unit: "pieces held up",
+		},
 	}
 }
 
@@ -104,6 +116,7 @@ func (l *link) set(cut, hole bool) {
 	defer l.mu.Unlock()
 	l.cut = cut
 	if cut {
+		l.closed.Add(int64(len(l.conns)) / 2) // both ends of each are here
 		for c := range l.conns {
 			_ = c.Close() // that is the fault
 		}
