@@ -37,9 +37,13 @@ type event struct {
 func deck(lane int) []event {
 	near, far := fmt.Sprintf("near-%d", lane+1), fmt.Sprintf("far-%d", lane+1)
 	all := []event{
-		{fault: kill, worker: near}, {fault: stop, worker: near}, {fault: drain, worker: near},
-		{fault: control}, {fault: control},
-		{fault: stop, worker: far}, {fault: drain, worker: far},
+		{fault: kill, worker: near},
+		{fault: stop, worker: near},
+		{fault: drain, worker: near},
+		{fault: control},
+		{fault: control},
+		{fault: stop, worker: far},
+		{fault: drain, worker: far},
 	}
 	for i := range lineTroubles {
 		all = append(all, event{fault: line + fault(i), worker: far})
