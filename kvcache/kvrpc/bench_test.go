@@ -6,11 +6,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +20,6 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
-	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
 var (
@@ -133,7 +129,7 @@ func (s *sample) turn(b *testing.B, c *contender, frames []*kvcache.Frame, move 
 // BenchmarkChannels compares, in turns, the ways in which blocks of 1, 8 and 64 MiB get
 // from one process to another over loopback TCP: this package's data channel, without and
 // with TLS; gRPC with a codec that does not copy; a bare socket with the same messages and
-// neither index nor checksums; and go-redis on Redis and on Valkey, and memcached, where
+// neither index nor checksums, by write and by sendfile; and go-redis on Redis and on Valkey, and memcached, where
 // they are installed. One caller each.
 func BenchmarkChannels(b *testing.B) {
 	contenders := benchContenders(b)
@@ -204,10 +200,11 @@ func benchContenders(b *testing.B) (list []contender) {
 	}
 	_, id := testIdentity(b)
 	for name, start := range map[string]func() contender{
-		"1 bare socket":   func() contender { return bareContender(b) },
-		"2 kvrpc":         func() contender { return peerContender(b, nil) },
-		"3 kvrpc, TLS":    func() contender { return peerContender(b, &id) },
-		"4 gRPC, CodecV2": func() contender { return grpcContender(b) },
+		"1 bare socket":           func() contender { return bareContender(b, false) },
+		"8 bare socket, sendfile": func() contender { return bareContender(b, true) },
+		"2 kvrpc":                 func() contender { return peerContender(b, nil) },
+		"3 kvrpc, TLS":            func() contender { return peerContender(b, &id) },
+		"4 gRPC, CodecV2":         func() contender { return grpcContender(b) },
 		"5 go-redis, Redis": func() contender {
 			path, _ := exec.LookPath("redis-server")
 			return redisContender(b, path)
@@ -251,91 +248,5 @@ func peerContender(b *testing.B, id *Identity) contender {
 			return l.Verify()
 		},
 		clear: func(ctx context.Context, f *kvcache.Frame) error { return c.Drop(ctx, f.Fingerprint) },
-	}
-}
-
-// bareContender moves messages of the same form, and does nothing else with them.
-func bareContender(b *testing.B) contender {
-	p := startPeer(b, childSpec{Kind: "bare", Dir: shmDir(b)})
-	nc, err := net.Dial("tcp", p.addr)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { nc.Close() })
-	l := newLink(nc)
-	room := make([]byte, 65<<20)
-	request := func(what op, f *kvcache.Frame) (head, error) {
-		l.begin()
-		l.out = kvwire.AppendU64(kvwire.AppendU64(kvwire.AppendRef(l.out, f.Ref), uint64(f.IDs[0])), uint64(f.Total))
-		return l.ask(what, nil)
-	}
-	return contender{
-		pid: p.cmd.Process.Pid,
-		put: func(_ context.Context, f *kvcache.Frame) error {
-			if _, err := request(opPut, f); err != nil {
-				return err
-			}
-			if _, err := l.c.Write(f.Bytes()); err != nil {
-				return err
-			}
-			_, err := l.answer()
-			return err
-		},
-		get: func(_ context.Context, f *kvcache.Frame) error {
-			h, err := request(opGet, f)
-			if err == nil {
-				_, err = io.ReadFull(l.r, room[:h.data])
-			}
-			return err
-		},
-	}
-}
-
-// serveBare is the other side of bareContender: its blocks lie in shared memory, too, one
-// after the other by their token.
-func serveBare(c net.Conn, dir string) error {
-	const size = 1 << 30
-	f, err := os.Create(filepath.Join(dir, "bare"))
-	if err == nil {
-		err = f.Truncate(size)
-	}
-	if err != nil {
-		return err
-	}
-	mem, err := syscall.Mmap(int(f.Fd()), 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	l := newLink(c)
-	for {
-		h, err := l.receive(mostBody)
-		if err != nil {
-			return err
-		}
-		cur := cursorOf(l.body)
-		_ = cur.Ref()
-		i, n := cur.Size(), cur.Size()
-		at := i * (n &^ 0xfffff)
-		if at+n > size {
-			return errors.New("more than there is room for")
-		}
-		block := mem[at : at+n]
-		l.begin()
-		if op(h.what) == opGet {
-			l.out = kvwire.AppendU64(l.out, uint64(n))
-			err = l.send(0, block)
-		} else {
-			l.out = append(l.out, 1)
-			if err = l.send(0, nil); err == nil {
-				_, err = io.ReadFull(l.r, block)
-			}
-			l.begin()
-			if err == nil {
-				err = l.send(0, nil)
-			}
-		}
-		if err != nil {
-			return err
-		}
 	}
 }

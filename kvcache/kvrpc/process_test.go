@@ -22,11 +22,12 @@ const peerEnv = "KVRPC_TEST"
 
 // childSpec says what a child serves, as JSON.
 type childSpec struct {
-	Kind  string // "" is a Server of an arena; "grpc" and "bare" are for BenchmarkChannels
-	Limit int64
-	Addr  string
-	Dir   string
-	ID    *Identity
+	Sendfile bool   // of "bare"
+	Kind     string // "" is a Server of an arena; "grpc" and "bare" are for BenchmarkChannels
+	Limit    int64
+	Addr     string
+	Dir      string
+	ID       *Identity
 	// Prefault is that of the arena.
 	Prefault bool
 }
@@ -76,7 +77,7 @@ func serveSpec(text string) error {
 	if err != nil {
 		return err
 	}
-	return serveBare(c, spec.Dir)
+	return serveBare(c, spec.Dir, spec.Sendfile)
 }
 
 // process is a server that is a process of its own.
