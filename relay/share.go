@@ -149,6 +149,28 @@ func (w *sharer) noteLocked(s *keptStream, last bool) {
 	if h.since += cost(event); whole {
 		h.since, h.whole = 0, n
 	}
+	w.dirtyLocked(s)
+}
+
+// againLocked tells the store all of a stream that has ended and that it does not have: no
+// event comes any more with which that would happen.
+func (w *sharer) againLocked(s *keptStream) {
+	h, n := s.share, s.first+len(s.events)-1
+	if h == nil || h.off || !h.fresh || !s.over || w.frozen || n != s.numbered || !s.streams() {
+		return
+	}
+	head := *s.record()
+	head.Body = nil // nobody asks a worker again
+	h.fresh, h.head, h.chunks, h.bytes, h.stored, h.pending = false, &head, nil, 0, s.first, nil
+	for i, e := range s.events {
+		h.pending = append(h.pending, frame{N: s.first + i, Event: e, Last: s.first+i == n})
+	}
+	w.all[s] = true
+	w.dirtyLocked(s)
+}
+
+// dirtyLocked has what waits of a stream written.
+func (w *sharer) dirtyLocked(s *keptStream) {
 	if len(w.dirty) == 0 && !w.late {
 		w.waits.Reset(w.wait)
 	}
@@ -384,6 +406,7 @@ func (w *sharer) settleOne(o work, result int) {
 		w.gauge.trouble.WithLabelValues(troubleLost).Inc()
 		h.fresh, h.pending, h.head = true, nil, nil
 		delete(w.dirty, s)
+		w.againLocked(s)
 		s.at.poke()
 		return
 	}
@@ -432,6 +455,9 @@ func (w *sharer) awaitStore(ctx context.Context) {
 			w.log.Info("streams are shared again")
 			w.k.mu.Lock()
 			w.down = false
+			for _, s := range w.k.streams {
+				w.againLocked(s)
+			}
 			w.k.mu.Unlock()
 			return
 		}

@@ -275,6 +275,41 @@ func TestSharedHung(t *testing.T) {
 	}
 }
 
+// An answer that ended while the store hung, and one that the store has lost, are told anew
+// although no event of them comes any more.
+func TestSharedEnded(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	s := redistest.Start(t)
+	share := func(c *Config) {
+		shares(t, s)(c)
+		c.Policy.Mesh.ShareWait = policy.Duration(5 * time.Millisecond)
+	}
+	a, b := inRealTime(t, share, well(t)), inRealTime(t, share, well(t))
+	for i, trouble := range []func() (end func()){
+		func() func() { return stopped(t, s) },
+		func() func() { return func() { s.Client.FlushAll(t.Context()) } },
+	} {
+		id := fmt.Sprintf("ended-%d", i)
+		end := trouble()
+		read := a.leave(3, askUsage, names.Stream, id)
+		until(t, "the answer has ended", a.idle)
+		if i == 0 {
+			until(t, "the store fails", func() bool {
+				return testutil.ToFloat64(a.relay.kept.shared.gauge.trouble.WithLabelValues(troubleDown)) > 0
+			})
+		} else {
+			until(t, "the store has it", func() bool { return s.Client.Exists(t.Context(), keyOf(id)).Val() > 0 })
+		}
+		end()
+		var got reply
+		until(t, "the other gateway has it", func() bool {
+			got = b.back(id + ":3")
+			return got.status == http.StatusOK
+		})
+		b.checkWhole(b.numbered(strings.ReplaceAll(read+got.body, "id: "+id, "id: stream-1")), 1, 10, true)
+	}
+}
+
 // A ledger that is told in pieces is the ledger.
 func TestGains(t *testing.T) {
 	for _, whole := range []int{0, 3} {
