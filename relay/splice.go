@@ -65,15 +65,17 @@ func (s *splicer) splice(l *ledger, data []byte) (spliced, error) {
 	switch {
 	case s.later:
 		edits = s.unify(l, data, edits)
-		edits, rest = s.unrepeat(l, data, edits)
 	case l.events == 0:
 		l.id, l.created = bytes.Clone(v.id.of(data)), bytes.Clone(v.created.of(data))
 		l.model, l.fingerprint = bytes.Clone(v.model.of(data)), bytes.Clone(v.fingerprint.of(data))
 	}
+	if s.later || l.anyEnded(v.choices) {
+		edits, rest = s.unrepeat(l, data, edits)
+	}
 	out := spliced{data: data}
 	for i := range v.choices {
 		c := &v.choices[i]
-		if c.index < len(l.choices) && l.choices[c.index].finished {
+		if l.ended(c.index) {
 			continue
 		}
 		out.token = out.token || !c.bare()
@@ -150,8 +152,23 @@ func (s *splicer) unify(l *ledger, data []byte, edits []edit) []edit {
 	return edits
 }
 
-// unrepeat removes what the client has: choices that were finished, and roles that were
-// told. rest is the number of choices that are left.
+// ended reports whether the client has the choice to its end. Some servers tell that twice.
+func (l *ledger) ended(index int) bool {
+	return index < len(l.choices) && l.choices[index].finished
+}
+
+// anyEnded is ended for any of an event's choices.
+func (l *ledger) anyEnded(choices []choiceView) bool {
+	for i := range choices {
+		if l.ended(choices[i].index) {
+			return true
+		}
+	}
+	return false
+}
+
+// unrepeat removes what the client has: choices that were finished, and, of a later attempt,
+// roles that were told. rest is the number of choices that are left.
 func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, rest int) {
 	choices := s.view.choices
 	open, last, kept := -1, s.view.choicesAt.from+1, false
@@ -161,9 +178,9 @@ func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, re
 			edits = append(edits, edit{span: span{open, c.at.from}})
 			open = -1
 		}
-		seen := c.index < len(l.choices) && l.choices[c.index].seen
+		told := s.later && c.role.to > 0 && c.index < len(l.choices) && l.choices[c.index].seen
 		switch {
-		case seen && (l.choices[c.index].finished || c.role.to > 0 && c.bare()):
+		case l.ended(c.index) || told && c.bare():
 			edits = slices.DeleteFunc(edits, func(e edit) bool { return e.from >= c.at.from && e.to <= c.at.to })
 			if kept {
 				edits = append(edits, edit{span: span{last, c.at.to}})
@@ -173,7 +190,7 @@ func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, re
 		default:
 			kept = true
 			rest++
-			if seen && c.role.to > 0 {
+			if told {
 				edits = append(edits, edit{span: withComma(data, c.role)})
 			}
 		}
