@@ -56,8 +56,8 @@ func (o *rolloutOptions) prepare(ctx context.Context, e *env, m *liveMesh, args 
 		if old.Back {
 			return nil, withHint(fmt.Errorf("a rollback that is not finished is in %s", o.journal), "go on with --rollback"+o.journalFlag+", or forget it with --start-over")
 		}
-		if !o.continues(old, list, ids) {
-			return nil, withHint(fmt.Errorf("an unfinished rollout of other workers is in %s", o.journal), "finish it, undo it with --rollback"+o.journalFlag+", or forget it with --start-over")
+		if why := o.differs(old, list, ids); why != "" {
+			return nil, withHint(fmt.Errorf("an unfinished rollout %s is in %s", why, o.journal), "finish it, undo it with --rollback"+o.journalFlag+", or forget it with --start-over")
 		}
 		return old, nil
 	}
@@ -68,11 +68,11 @@ func (o *rolloutOptions) prepare(ctx context.Context, e *env, m *liveMesh, args 
 	return &journal{Command: o.restart, Rollback: o.back, Plan: plan, before: old}, nil
 }
 
-// continues reports whether the unfinished rollout is what the command line asks
-// for. Flags that are left out are those of before.
-func (o *rolloutOptions) continues(old *journal, list []fleet.WorkerView, ids []string) bool {
+// differs says in what the unfinished rollout is not what the command line asks for; "" if
+// it is. Flags that are left out are those of before.
+func (o *rolloutOptions) differs(old *journal, list []fleet.WorkerView, ids []string) string {
 	if o.restartGiven && o.restart != old.Command {
-		return false
+		return "with another --restart-cmd"
 	}
 	if o.rollbackCmdIsGiven {
 		old.Rollback = o.back
@@ -81,10 +81,15 @@ func (o *rolloutOptions) continues(old *journal, list []fleet.WorkerView, ids []
 	for _, s := range old.Plan.Steps {
 		// One that is away, in the middle of its restart for instance, need not be named.
 		if steps[s.Worker] = true; !slices.Contains(ids, s.Worker) && has(list, s.Worker) {
-			return false
+			return "of other workers (" + s.Worker + " is one of them)"
 		}
 	}
-	return !slices.ContainsFunc(ids, func(id string) bool { return !steps[id] })
+	for _, id := range ids {
+		if !steps[id] {
+			return "of other workers (" + id + " is none of them)"
+		}
+	}
+	return ""
 }
 
 // has reports whether list has a worker of that id.
