@@ -39,8 +39,12 @@ type attempt struct {
 	epoch    int64  // events that the client had when it was made
 	pace     *pace  // of the worker
 
+	made  time.Time    // when it was launched
 	began time.Time    // when the worker was asked
 	since atomic.Int64 // since when the worker has let us wait, Unix ns; 0 while it does not
+
+	speaks atomic.Bool // it has given a token
+	hung   bool        // its silence is its worker's fault; of the job's goroutine
 
 	// Of its own goroutine.
 	mine  bool // it was the owner at its last event
@@ -137,6 +141,7 @@ func isTrue(raw []byte) bool { return string(raw) == "true" }
 
 // launch runs an attempt. The worker's sequence is free when its end arrives.
 func (j *job) launch(a *attempt) {
+	a.made = time.Now()
 	j.running = append(j.running, a)
 	release := j.r.cfg.Picker.Acquire(a.w.id)
 	j.r.live.carry(a, true)
@@ -256,13 +261,18 @@ func (a *attempt) account(o *outcome) {
 			o.result, o.blame = resultStalled, failed
 		case errors.Is(cause, errSlow):
 			o.result = resultStalled
+		case errors.Is(cause, errQueued):
+			o.result = resultQueued
 		}
 	}
 	if j.ctx.Err() != nil && !o.delivered {
 		o.retry, o.result, o.blame = false, resultGone, nothing
 		switch cause := context.Cause(j.ctx); {
 		case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle):
-			o.result, o.blame = resultTimeout, failed
+			o.result = resultTimeout
+			if !j.waits(a, time.Now()) {
+				o.blame = failed
+			}
 		case errors.Is(cause, errRequest):
 			o.result = resultTimeout
 		}

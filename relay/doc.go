@@ -55,9 +55,12 @@
 // that were refused for load are not repeated. When nobody delivers, the client gets the last worker's own error where it has OpenAI's shape,
 // else one of the relay's.
 //
-// "Move" is a worker with the same weights that knows the relay, the best one by load
-// and free KV, so many at once per target. A worker that is left although it still talks
-// is not read until the other one has its first token; if that fails, it goes on.
+// "Move" is a worker with the same weights that knows the relay, one with a free sequence
+// before all others, the best one by load and free KV, so many at once per target. A worker
+// that is left although it still talks is left only for a free sequence, and is not read
+// until the other one has its first token; if that fails, or waits, it goes on. An attempt
+// that waits at a full worker goes to the first one that has room, without blame (wait.go).
+// Nor is a silent worker to blame while others are as silent.
 // "Another beside" is a hedge: whichever says something first goes on, and the other is
 // cancelled. Where most of a pool is sick at once, answers that flow stay. A stream that
 // may not move, or that nobody takes in time, ends in an error event with the reason.

@@ -15,18 +15,23 @@ type worker struct {
 	id, address string
 	// engine, mark and fingerprint are those of its registration, see fleet.Registration.
 	engine, mark, fingerprint string
+
+	incarnation uint64
+	room        bool // it was chosen for a free sequence
 }
 
 // hunt is how a job looks for a worker. It belongs to the goroutine that runs the job.
 type hunt struct {
 	queue  []worker  // candidates not tried
-	failed []string  // ids of workers that failed the request here
+	failed []worker  // that failed the request here
 	more   int       // further attempts made at this place
 	row    int       // attempts that failed in a row, for the back-off
 	broken int       // those of them that broke off, and did not just refuse
 	since  time.Time // that nobody gives the answer; zero while somebody does
 	cause  string    // why nobody gives it, "" = who did broke off
 	asked  int       // others asked because of the same silence, without success
+	queued int       // times that it waited at a full worker since the last token
+	to     worker    // that has kept a sequence for it, its id "" for none
 
 	delivered bool    // the client has its answer
 	last      outcome // of the last attempt that failed
@@ -49,7 +54,9 @@ func (r *Relay) candidates(list string) []worker {
 // worker adds what the fleet says of a worker.
 func (r *Relay) worker(id, address string) worker {
 	info, _ := r.cfg.Picker.Info(id) // one that left is known by its address only
-	return worker{id, address, info.Engine, info.RelayMark, info.Fingerprint}
+	return worker{
+		id: id, address: address, engine: info.Engine, mark: info.RelayMark, fingerprint: info.Fingerprint, incarnation: info.Incarnation,
+	}
 }
 
 // workers are the candidates of a decision.
@@ -82,16 +89,28 @@ func (j *job) begin() bool {
 // Workers that failed the request are left out.
 func (j *job) next() (worker, bool) {
 	if len(j.hunt.queue) == 0 {
-		j.hunt.queue = j.choose(j.hunt.failed)
+		j.hunt.queue = j.choose(j.failed())
 	}
+	failed := j.failed()
 	for len(j.hunt.queue) > 0 {
 		w := j.hunt.queue[0]
 		j.hunt.queue = j.hunt.queue[1:]
-		if !slices.Contains(j.hunt.failed, w.id) {
+		if !slices.Contains(failed, w.id) {
 			return w, true
 		}
 	}
 	return worker{}, false
+}
+
+// failed lists the workers that failed the request here and were not started anew since.
+func (j *job) failed() []string {
+	var out []string
+	for _, w := range j.hunt.failed {
+		if info, ok := j.r.cfg.Picker.Info(w.id); !ok || info.Incarnation == w.incarnation {
+			out = append(out, w.id)
+		}
+	}
+	return out
 }
 
 // choose asks the picker for workers of this place.
@@ -160,12 +179,12 @@ func (j *job) ended(e ended) (over bool) {
 	}
 	h := &j.hunt
 	switch e.result {
-	case resultLost:
+	case resultLost, resultQueued:
 	case resultDenied: // what came before it is the answer
 		h.last.retry, h.last.tooLong = false, false
 	default:
 		h.last = e.outcome
-		h.failed = append(h.failed, e.a.w.id)
+		h.failed = append(h.failed, e.a.w)
 		h.row++
 		if e.blame == failed {
 			h.broken++
@@ -176,6 +195,10 @@ func (j *job) ended(e ended) (over bool) {
 	}
 	if len(j.running) > 0 {
 		j.keep(j.running[0])
+		if h.to.id != "" {
+			j.leave(leaving{cause: e.a.cause, worker: j.running[0].w.id})
+			h.to = worker{}
+		}
 		return false
 	}
 	return !j.goOn(e.a)

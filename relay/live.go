@@ -68,6 +68,64 @@ func (l *live) leave(id, cause string) {
 	}
 }
 
+// standing is how the answers of a worker that have begun and wait for its next token stand,
+// and those at other workers of its pool.
+type standing struct {
+	half        time.Duration // of the silence that is too long there
+	brisk, slow int           // other answers, by whether their silence is nothing special
+	others      int           // other workers that give answers
+	flow        int           // those of them that are not silent as a whole for half of theirs
+}
+
+// sample is how many answers of a worker are looked at.
+const sample = 64
+
+// standing looks at the answers beside a's. least and most bound the silence that is learned.
+func (l *live) standing(a *attempt, now time.Time, least, most time.Duration) standing {
+	s := standing{half: a.pace.stall(least, most) / 2}
+	brisk := min(max(a.pace.brisk(), least/10), s.half)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for b := range l.byWorker[a.w.id] {
+		since := b.since.Load()
+		if b == a || !b.speaks.Load() || since == 0 { // its client is slow
+			continue
+		}
+		if now.Sub(time.Unix(0, since)) <= brisk {
+			s.brisk++
+		} else {
+			s.slow++
+		}
+		if s.brisk+s.slow == sample {
+			break
+		}
+	}
+	for id, of := range l.byWorker {
+		for b := range of {
+			if id == a.w.id || b.place.pool != a.place.pool || !b.speaks.Load() || b.since.Load() == 0 {
+				continue
+			}
+			if s.others++; b.pace.quiet(now) < b.pace.stall(least, most)/2 {
+				s.flow++
+			}
+			break
+		}
+	}
+	return s
+}
+
+// behind counts the attempts that came to a's worker after it and have given nothing.
+func (l *live) behind(a *attempt) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for b := range l.byWorker[a.w.id] {
+		if b.made.After(a.made) && !b.speaks.Load() {
+			n++
+		}
+	}
+	return n
+}
+
 // find returns the request with that stream id.
 func (l *live) find(stream string) *job {
 	l.mu.Lock()

@@ -25,6 +25,7 @@ const (
 	resultLost      = "lost"         // another attempt answered
 	resultDenied    = "denied"       // not made: too many requests are being repeated; counted elsewhere
 	resultStalled   = "stalled"      // replaced because of its silence
+	resultQueued    = "queued"       // waited for a sequence at a full worker, and another one was free
 )
 
 // metrics are the relay's; label values come from the policy and from constants,

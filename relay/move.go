@@ -3,7 +3,6 @@ package relay
 import (
 	"cmp"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/kvmesh/kvmesh/extproc/picker"
@@ -98,6 +97,7 @@ func (j *job) ticked() (over bool) {
 	}
 	j.arm(min(limit, lookLong))
 	if len(j.running) > 1 {
+		j.arm(lookAgain)
 		j.watchNew(j.running[1])
 		return false
 	}
@@ -105,36 +105,45 @@ func (j *job) ticked() (over bool) {
 		j.leave(leaving{cause: cause, worker: a.w.id})
 		return false
 	}
+	now := time.Now()
+	if j.waits(a, now) {
+		j.elsewhere(a, now)
+		return false
+	}
 	since := a.since.Load()
 	if since == 0 { // the client is slow, or the attempt has not begun
 		return false
 	}
-	if left := limit - time.Since(time.Unix(0, since)); left > 0 {
+	if left := limit - now.Sub(time.Unix(0, since)); left > 0 {
 		j.arm(min(left, lookLong))
-	} else if !j.queued(a) {
+	} else if why := j.judge(a, limit, now); why == slow {
+		j.arm(lookAgain)
+	} else {
+		a.hung = why == hung
 		j.leave(leaving{cause: causeStall, worker: a.w.id})
 	}
 	return false
 }
 
-// watchNew ends an attempt that is to take over and is itself silent for too long, or
-// turns out to be sick: the next look finds another.
+// watchNew ends an attempt that is to take over and is itself silent for too long, waits at a
+// full worker while another is free or while the old one could go on, or turns out to be sick:
+// the next look finds another.
 func (j *job) watchNew(a *attempt) {
-	since := a.since.Load()
+	since, now := a.since.Load(), time.Now()
 	limit := max(a.pace.silence(j.route.Stream.StallMin.D()), firstFactor*j.route.Stream.StallMin.D())
-	if j.r.sick(a.w.id) != "" {
+	switch cause := j.r.sick(a.w.id); {
+	case cause == causeDraining:
+		a.cancel(errSlow)
+	case cause != "":
 		a.cancel(errSilent)
-	} else if since != 0 && time.Since(time.Unix(0, since)) > limit<<min(j.hunt.asked, 10) {
+	case j.waits(a, now):
+		if !j.elsewhere(a, now) && j.running[0].thaw != nil {
+			j.unqueue(a)
+		}
+	case since != 0 && now.Sub(time.Unix(0, since)) > limit<<min(j.hunt.asked, 10):
 		j.hunt.asked++
 		a.cancel(errSlow)
 	}
-}
-
-// queued reports whether the attempt may wait for its turn at the worker, which is no
-// stall.
-func (j *job) queued(a *attempt) bool {
-	info, ok := j.r.cfg.Picker.Info(a.w.id)
-	return ok && !j.begun() && (info.Waiting > 0 || info.MaxRunning > 0 && info.Running >= info.MaxRunning)
 }
 
 // sick says why a worker should be left, "" for no reason.
@@ -193,9 +202,13 @@ func (j *job) depart(why leaving) (stays string) {
 		return stays
 	}
 	w, ok := j.target(a, []string{a.w.id}, why.to)
-	if !ok {
+	switch {
+	case !ok:
 		j.arm(lookAgain)
 		return "no other worker with the same weights takes it"
+	case flows && !w.room: // it would wait there, and here it goes on
+		j.arm(lookAgain)
+		return "no other worker with the same weights has room for it"
 	}
 	if !flows && !j.r.retries.try() {
 		if !j.denied { // once for each that is put off, not for each look
@@ -213,7 +226,7 @@ func (j *job) depart(why leaving) (stays string) {
 	}
 	j.hedged, j.denied = true, false
 	j.launch(b)
-	j.arm(lookLong)
+	j.arm(lookAgain)
 	return ""
 }
 
@@ -252,7 +265,7 @@ func (r *Relay) unknown(to string) string {
 // hedge has another worker try beside one that is silent before the first token:
 // whichever answers first wins. The pen is held.
 func (j *job) hedge(a *attempt, why leaving) {
-	exclude := append(slices.Clone(j.hunt.failed), a.w.id)
+	exclude := append(j.failed(), a.w.id)
 	list := j.choose(exclude)
 	if len(list) == 0 || j.hunt.more >= retries(j.route) || !j.r.retries.try() {
 		return
@@ -277,15 +290,41 @@ func moves(j *job) int {
 }
 
 // target is the worker that goes on with what a began: one of the same weights, by its
-// load and free KV. Workers that failed come last, for they may have been started again.
+// load and free KV. Those with room come first, and those that failed last.
 func (j *job) target(a *attempt, exclude []string, to string) (worker, bool) {
-	req := picker.Request{Pool: a.place.pool, Model: a.place.only, Fingerprint: a.w.fingerprint, RelayMark: j.r.mark, Only: to}
-	for _, req.Exclude = range [][]string{append(slices.Clone(j.hunt.failed), exclude...), exclude} {
+	if w := j.hunt.to; w.id != "" {
+		j.hunt.to = worker{}
+		return w, true
+	}
+	failed := append(j.failed(), exclude...)
+	if w, ok := j.withRoom(a, failed, to); ok {
+		return w, true
+	}
+	req := j.resembling(a)
+	req.Only = to
+	for _, req.Exclude = range [][]string{failed, exclude} {
 		if list := j.r.workers(j.r.cfg.Picker.Choose(time.Now(), req)); len(list) > 0 {
 			return list[0], true
 		}
 	}
 	return worker{}, false
+}
+
+// resembling asks for workers that can go on with what a began.
+func (j *job) resembling(a *attempt) picker.Request {
+	return picker.Request{Pool: a.place.pool, Model: a.place.only, Fingerprint: a.w.fingerprint, RelayMark: j.r.mark}
+}
+
+// withRoom is target, where the answer would not wait for a sequence.
+func (j *job) withRoom(a *attempt, exclude []string, to string) (worker, bool) {
+	req := j.resembling(a)
+	req.Exclude, req.Only, req.Room = exclude, to, true
+	list := j.r.workers(j.r.cfg.Picker.Choose(time.Now(), req))
+	if len(list) == 0 {
+		return worker{}, false
+	}
+	list[0].room = true
+	return list[0], true
 }
 
 // mostBroken is how many workers may break in a row over one answer without a token of
@@ -329,6 +368,7 @@ func (j *job) replace(after *attempt) bool {
 		b.delay = max(backOff(j.r.cfg.BackOff, h.row-1), min(h.last.wait, lookLong))
 	}
 	j.launch(b)
+	j.arm(lookAgain)
 	return true
 }
 
@@ -378,20 +418,22 @@ func (j *job) settle() {
 	j.put()
 	for _, a := range j.running {
 		if a != owner && owner.cause == causeStall && a.n < owner.n {
-			a.cancel(errSilent)
+			a.cancel(j.faultOf(a))
 		} else if a != owner {
 			a.cancel(errLost)
 		}
 	}
 	h := &j.hunt
 	h.failed, h.queue, h.row, h.broken, h.asked, h.since, h.cause = nil, nil, 0, 0, 0, time.Time{}, ""
+	h.queued, h.to = 0, worker{}
 	j.state.worker.Store(&owner.w.id)
 	j.arm(min(j.limitOf(owner), lookLong))
 }
 
-// errSilent is the cause that ends an attempt which was replaced because of its silence.
-var errSilent = errors.New("silent for too long")
-
-// errSlow is the cause that ends an attempt which was no faster than the one it was to
-// replace, which is no fault.
-var errSlow = errors.New("no faster")
+// Causes that end an attempt: its worker hangs; it was not fast enough, which is no fault;
+// it waited at a full worker.
+var (
+	errSilent = errors.New("silent for too long")
+	errSlow   = errors.New("no faster")
+	errQueued = errors.New("waits for a free sequence")
+)

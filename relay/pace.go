@@ -2,6 +2,7 @@ package relay
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,6 +15,19 @@ type pace struct {
 	gap, gapDev time.Duration
 	// Until the first token: the same.
 	first, firstDev time.Duration
+
+	heard atomic.Int64 // when it last gave a token of any answer, Unix ns
+}
+
+// quiet is for how long it has not given a token of any answer.
+func (p *pace) quiet(now time.Time) time.Duration { return now.Sub(time.Unix(0, p.heard.Load())) }
+
+// usual is after what time nearly all of its answers have their first token, 0 while nothing
+// is known.
+func (p *pace) usual() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.first + 4*p.firstDev
 }
 
 // token notes the time between two tokens.
@@ -46,6 +60,13 @@ func (p *pace) stall(least, most time.Duration) time.Duration {
 		return most
 	}
 	return min(max(4*p.gap+8*p.gapDev, least), most)
+}
+
+// brisk is the longest silence between two tokens that is nothing special.
+func (p *pace) brisk() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return 4*p.gap + 8*p.gapDev
 }
 
 // Before the first token the time depends on the prompt, the queue and the cache, so

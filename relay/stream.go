@@ -143,6 +143,7 @@ func (l *ledger) wants(v *chunkView) bool {
 func (a *attempt) begin(resp *http.Response) (outcome, bool) {
 	j := a.j
 	a.mine = true
+	a.speaks.Store(true)
 	a.free()
 	was := j.owner
 	j.owner = a
@@ -231,6 +232,7 @@ func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool)
 // tokenCame notes the time of a token, and the move where it is the first of one.
 func (a *attempt) tokenCame(got spliced, now time.Time, since int64) {
 	j := a.j
+	a.pace.heard.Store(now.UnixNano())
 	if a.later && !a.moved {
 		a.moved = true
 		j.moved(a, got, now)

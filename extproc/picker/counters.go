@@ -21,6 +21,7 @@ type counters struct {
 	chosen     atomic.Uint64
 
 	openUntil atomic.Int64 // Unix ns; the breaker is open before it
+	gone      atomic.Bool  // it opened because nobody listened there
 
 	mu       sync.Mutex
 	failures int // in a row
@@ -46,8 +47,7 @@ func (c *counters) pending(now time.Time) int64 {
 
 func (c *counters) acquire() {
 	c.inflight.Add(1)
-	if n := c.reserved.Load(); n > 0 {
-		c.reserved.CompareAndSwap(n, n-1) // losing a race leaves one too many for a second
+	for n := c.reserved.Load(); n > 0 && !c.reserved.CompareAndSwap(n, n-1); n = c.reserved.Load() {
 	}
 }
 
@@ -73,15 +73,20 @@ func (c *counters) load(now time.Time, reported int64) int64 {
 
 func (c *counters) open(now time.Time) bool { return now.UnixNano() < c.openUntil.Load() }
 
-// fail opens the breaker after that many failures in a row. When it closes by
-// time alone one more failure opens it again, for twice as long.
-func (c *counters) fail(now time.Time, after int, first time.Duration) {
+// fail opens the breaker after that many failures in a row, or at once where nobody was there.
+// When it closes by time alone one more failure opens it again, for twice as long.
+func (c *counters) fail(now time.Time, after int, gone bool, first time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failures++
-	if c.failures < after && c.openings == 0 || c.open(now) {
+	if c.open(now) {
+		c.gone.Store(gone || c.gone.Load())
 		return
 	}
+	if c.failures < after && c.openings == 0 && !gone {
+		return
+	}
+	c.gone.Store(gone)
 	pause := min(first<<min(c.openings, 10), 30*first)
 	c.openings++
 	c.openUntil.Store(now.Add(pause).UnixNano())

@@ -13,10 +13,12 @@
 //	healthy workers of the gateway's own zone that have room
 //	other healthy workers
 //	DEGRADED workers
+//	full workers, at which one more request would wait
 //	workers behind an open breaker
 //
 // and within each line by estimated load over capacity and weight; those about as
-// good as the first take turns. There a worker with a free sequence that holds the KV of
+// good as the first take turns. Where breakers would leave out more than half of a pool, only
+// those of workers at which nobody listens count: whoever gets everything would break, too. There a worker with a free sequence that holds the KV of
 // the prompt's beginning counts as less loaded, by the share of the work that it is spared, as
 // Config.Held tells. A session's worker goes before all of them while it has a free sequence.
 package picker

@@ -24,8 +24,9 @@ type Request struct {
 
 	// For a stream that goes on elsewhere: only workers that know the relay by a secret
 	// of that mark, with those weights, and only the one of an id where it is given. Then
-	// free KV counts, too.
+	// free KV counts, too. Room leaves out those where it would have to wait, or that fail now.
 	RelayMark, Fingerprint, Only string
+	Room                         bool
 
 	named bool // the policy names the model: workers need not list it
 }
@@ -88,6 +89,7 @@ const (
 	orderNear = iota
 	orderHealthy
 	orderDegraded
+	orderFull
 	orderBroken
 )
 
@@ -140,7 +142,7 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 	if len(r.Prompt.IDs) > 0 && p.cfg.Held != nil {
 		held = p.cfg.Held(r.Prompt)
 	}
-	strangers := 0
+	strangers, panics := 0, panics(now, takers)
 	for _, w := range takers {
 		if !r.named && !w.serves(r.Model) {
 			strangers++
@@ -149,7 +151,10 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 		if len(r.Exclude) > 0 && slices.Contains(r.Exclude, w.ID) {
 			continue
 		}
-		c := p.weigh(now, w)
+		c := p.weigh(now, w, panics)
+		if r.Room && c.order >= orderFull {
+			continue
+		}
 		if r.RelayMark != "" {
 			if !r.takesOver(w) {
 				continue
@@ -188,8 +193,20 @@ func (r *Request) takesOver(w *worker) bool {
 	return w.relayMark == r.RelayMark && w.fingerprint == r.Fingerprint && (r.Only == "" || r.Only == w.ID)
 }
 
-// weigh puts a worker's present state in numbers.
-func (p *Picker) weigh(now time.Time, w *worker) ranked {
+// panics reports whether breakers would leave out more than half of a pool.
+func panics(now time.Time, takers []*worker) bool {
+	out := 0
+	for _, w := range takers {
+		if w.c.open(now) {
+			out++
+		}
+	}
+	return 2*out > len(takers)
+}
+
+// weigh puts a worker's present state in numbers. panics says that breakers which opened by
+// failures alone do not count.
+func (p *Picker) weigh(now time.Time, w *worker, panics bool) ranked {
 	c := ranked{w: w, chosen: w.c.chosen.Load()}
 	c.load = w.c.load(now, int64(w.load.running)+int64(w.load.waiting))
 	c.utilization = w.load.utilization
@@ -198,8 +215,10 @@ func (p *Picker) weigh(now time.Time, w *worker) ranked {
 	}
 	c.score = float64(c.load+1) / (w.capacity * w.weight)
 	switch {
-	case w.c.open(now):
+	case w.c.open(now) && (w.c.gone.Load() || !panics):
 		c.order = orderBroken
+	case c.full():
+		c.order = orderFull
 	case w.status == health.Degraded:
 		c.order = orderDegraded
 	case p.cfg.Zone == "" || w.Zone != p.cfg.Zone || c.utilization >= p.cfg.RoomBelow:

@@ -64,6 +64,8 @@ type Picker struct {
 	snap atomic.Pointer[snapshot] // nil until the first Update
 	seq  atomic.Uint64            // numbers choices, to spread ties
 
+	moves sync.Mutex // held from a choice for a moved stream until it counts
+
 	mu     sync.RWMutex         // guards counts; held by Update throughout
 	counts map[string]*counters // by worker id
 }
@@ -114,8 +116,13 @@ func (p *Picker) Update(ws []*fleetpb.Worker) {
 	p.snap.Store(next)
 }
 
-// Choose is Pick, and notes that the first candidate is about to get the request.
+// Choose is Pick, and notes that the first candidate is about to get the request. Streams that
+// move come in bursts, for the last free sequences of a pool: each sees the choices before its own.
 func (p *Picker) Choose(now time.Time, r Request) Decision {
+	if r.RelayMark != "" {
+		p.moves.Lock()
+		defer p.moves.Unlock()
+	}
 	d := p.Pick(now, r)
 	if len(d.Candidates) > 0 {
 		p.count(d.Candidates[0].ID).reserve(now, p.seq.Add(1))
@@ -134,11 +141,7 @@ func (p *Picker) Acquire(id string) (release func()) {
 // Failed tells that a worker failed a request of this gateway. certain opens its
 // breaker at once (nobody listens there); else BreakAfter failures in a row do.
 func (p *Picker) Failed(now time.Time, id string, certain bool) {
-	after := p.cfg.BreakAfter
-	if certain {
-		after = 1
-	}
-	p.count(id).fail(now, after, p.cfg.BreakFor)
+	p.count(id).fail(now, p.cfg.BreakAfter, certain, p.cfg.BreakFor)
 }
 
 // Succeeded tells that a worker served a request of this gateway; it closes the

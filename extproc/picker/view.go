@@ -47,6 +47,7 @@ type Info struct {
 	Status                         health.Status
 	KeepStreams                    bool // while it drains, its streams end where they are
 	Engine, RelayMark, Fingerprint string
+	Incarnation                    uint64 // another one was started anew
 	Running, Waiting, MaxRunning   uint32 // requests as last reported; MaxRunning 0 = not known
 }
 
@@ -58,7 +59,7 @@ func (p *Picker) Info(id string) (Info, bool) {
 	}
 	return Info{
 		Status: w.status, KeepStreams: w.keepStreams, Engine: w.engine, RelayMark: w.relayMark, Fingerprint: w.fingerprint,
-		Running: w.load.running, Waiting: w.load.waiting, MaxRunning: w.load.maxRunning,
+		Incarnation: w.incarnation, Running: w.load.running, Waiting: w.load.waiting, MaxRunning: w.load.maxRunning,
 	}, true
 }
 

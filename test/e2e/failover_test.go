@@ -152,16 +152,7 @@ func (f failover) serving(stream string) string { return f.view(stream).Worker }
 // view is what the gateway lists of a stream, empty once it has ended.
 func (f failover) view(stream string) (v fleet.StreamView) {
 	f.Helper()
-	resp, err := http.Get(f.m.Gateway(f) + "/v1/streams")
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var list fleet.StreamList
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
-		f.Fatal(err)
-	}
-	for _, v := range list.Streams {
+	for _, v := range f.list().Streams {
 		if v.ID == stream {
 			return v
 		}

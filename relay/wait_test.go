@@ -1,0 +1,265 @@
+package relay
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
+	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/policy"
+)
+
+// A worker hangs when nobody hears of it any more, and somebody of others.
+func TestJudge(t *testing.T) {
+	const second, tenth = time.Second, 100 * time.Millisecond
+	many := func(n int, d time.Duration) (out []time.Duration) {
+		for range n {
+			out = append(out, d)
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name   string
+		silent time.Duration   // the answer that is judged, at a limit of a second
+		mute   bool            // it has not begun
+		beside []time.Duration // silence of other answers of the worker
+		others []time.Duration // and of other workers, one each
+		want   verdict
+	}{
+		{"alone", second, false, nil, nil, hung},
+		{"alone, and others flow", second, false, nil, []time.Duration{tenth, 3 * second}, hung},
+		{"all of its worker", second, false, many(99, 950*time.Millisecond), []time.Duration{tenth}, hung},
+		{"all of two workers, a third flows", second, false, many(9, second), []time.Duration{second, tenth}, hung},
+		{"only itself", second, false, many(5, tenth), nil, stuck},
+		{"one of few that stand", second, false, append(many(9, tenth), second, second), nil, stuck},
+		{"most are slow", second, false, append(many(9, 700*time.Millisecond), tenth), nil, slow},
+		{"most are slow, for too long", 5 * second, false, append(many(9, 700*time.Millisecond), tenth), nil, stuck},
+		{"everybody is silent", second, false, many(9, second), []time.Duration{second, second}, slow},
+		{"everybody is silent, for too long", 5 * second, false, many(9, 5*second), []time.Duration{5 * second}, stuck},
+		{"not begun at a worker that says nothing", second, true, nil, nil, stuck},
+		{"not begun for very long", 11 * second, true, nil, nil, hung},
+		{"not begun, and those that have are silent", second, true, many(3, second), nil, hung},
+		{"not begun, and others flow", second, true, many(3, tenth), nil, stuck},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Unix(1_700_000_000, 0)
+			r := &Relay{}
+			j := &job{r: r}
+			j.route.Stream.StallMin, j.route.Stream.StallMax = policy.Duration(second), policy.Duration(30*second)
+			paces := map[string]*pace{}
+			put := func(id string, silent time.Duration, mute bool) *attempt {
+				a := &attempt{j: j, w: worker{id: id}, place: place{pool: "p"}, pace: paces[id]}
+				if a.pace == nil {
+					a.pace = &pace{gap: tenth / 10, gapDev: tenth / 100}
+					paces[id] = a.pace
+				}
+				a.since.Store(now.Add(-silent).UnixNano())
+				if a.speaks.Store(!mute); !mute {
+					a.pace.heard.Store(max(a.pace.heard.Load(), a.since.Load()))
+				}
+				if r.live.byWorker == nil {
+					r.live.byWorker = map[string]map[*attempt]bool{}
+				}
+				r.live.carry(a, true)
+				return a
+			}
+			a := put("w1", tt.silent, tt.mute)
+			for _, d := range tt.beside {
+				put("w1", d, false)
+			}
+			for i, d := range tt.others {
+				put("other"+string(rune('0'+i)), d, false)
+			}
+			if got := j.judge(a, second, now); got != tt.want {
+				t.Errorf("verdict %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+// loaded is the load of a worker that runs four requests at once.
+func loaded(w *fleetpb.Worker, running, waiting uint32) {
+	w.Load = &fleetpb.Load{Running: running, Waiting: waiting, MaxRunning: 4}
+}
+
+// longest is the longest time between two events of an answer that is followed.
+type longest struct {
+	last time.Time
+	gap  time.Duration
+}
+
+func (l *longest) event() {
+	if !l.last.IsZero() {
+		l.gap = max(l.gap, time.Since(l.last))
+	}
+	l.last = time.Now()
+}
+
+const askHundred = `{"model":"m","prompt":"p","stream":true,"max_tokens":100,"stream_options":{"include_usage":true}}`
+
+// An answer whose worker died waits at a full one, and goes to another as soon as that has room. No
+// worker is blamed for its queue. In a bubble.
+func TestWaitsThenMoves(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		full := func(i int, w *fleetpb.Worker) { loaded(w, 4, 2) }
+		m.picker.Update(ownFleet(3, full))
+		var seen longest
+		body := m.follow(askHundred, func(n int) {
+			if seen.event(); n == 4 {
+				go func() {
+					time.Sleep(3 * time.Second)
+					second := m.attempts()[1]
+					m.picker.Update(ownFleet(3, full, func(_ int, w *fleetpb.Worker) {
+						if w.Id != "w1" && w.Id != second {
+							loaded(w, 3, 0)
+						}
+					}))
+				}()
+			}
+		})
+		m.checkWhole(body, 1, 100, true)
+		at := m.attempts()
+		if len(at) != 3 || at[2] == at[1] || at[1] == "w1" || at[2] == "w1" || m.result(resultQueued) != 1 {
+			t.Errorf("attempts %v, %d queued", at, m.result(resultQueued))
+		}
+		if seen.gap < 3*time.Second || seen.gap > 3500*time.Millisecond {
+			t.Errorf("silent for %v; a worker had room after 3 s", seen.gap)
+		}
+		for _, v := range m.relay.Attempts() {
+			if v.Worker != "w1" && v.Broken != 0 {
+				t.Errorf("%s is blamed: %+v", v.Worker, v)
+			}
+		}
+	}, after(t, 5, dies), after(t, 0, hangs), well(t))
+}
+
+// While nobody else has room, a worker that drains goes on with its answers. In a bubble.
+func TestDrainWithoutRoom(t *testing.T) {
+	for name, room := range map[string]bool{"for good": false, "until one is free": true} {
+		t.Run(name, func(t *testing.T) {
+			inOwnMesh(t, func(t *testing.T, m *mesh) {
+				draining := func(i int, w *fleetpb.Worker) {
+					if loaded(w, 4, 1); i == 1 {
+						w.Status = int32(health.Draining)
+					}
+				}
+				var seen longest
+				body := m.follow(askHundred, func(n int) {
+					switch seen.event(); {
+					case n == 10:
+						m.picker.Update(ownFleet(3, draining))
+						m.relay.Update()
+					case n == 60 && room:
+						m.picker.Update(ownFleet(3, draining, func(i int, w *fleetpb.Worker) {
+							if i == 3 {
+								loaded(w, 3, 0)
+							}
+						}))
+					}
+				})
+				m.checkWhole(body, 1, 100, true)
+				want := "w1"
+				if room {
+					want = "w1 w3"
+				}
+				if got := strings.Join(m.attempts(), " "); got != want || seen.gap > 100*time.Millisecond {
+					t.Errorf("attempts %q, silent for %v; want %q", got, seen.gap, want)
+				}
+			}, well(t))
+		})
+	}
+}
+
+// A target that turns out to be full gets the answer back from the queue: its old worker goes on. In a
+// bubble.
+func TestTargetTurnsOutFull(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		load := func(waiting uint32) func(int, *fleetpb.Worker) {
+			return func(i int, w *fleetpb.Worker) {
+				switch loaded(w, 4, waiting); {
+				case i == 1:
+					w.Status = int32(health.Draining)
+				case waiting == 0 && i == 2:
+					w.Load.Running = 0
+				}
+			}
+		}
+		var seen longest
+		body := m.follow(askHundred, func(n int) {
+			if seen.event(); n != 10 {
+				return
+			}
+			m.picker.Update(ownFleet(3, load(0)))
+			m.relay.Update()
+			go func() {
+				synctest.Wait()
+				m.picker.Update(ownFleet(3, load(1))) // others were faster
+			}()
+		})
+		m.checkWhole(body, 1, 100, true)
+		if got := strings.Join(m.attempts(), " "); got != "w1 w2" || m.result(resultQueued) != 1 || seen.gap > time.Second {
+			t.Errorf("attempts %q, %d queued, silent for %v", got, m.result(resultQueued), seen.gap)
+		}
+		for _, v := range m.relay.Attempts() {
+			if v.Broken != 0 {
+				t.Errorf("%+v", v)
+			}
+		}
+	}, well(t), after(t, 0, hangs))
+}
+
+// A worker that was started anew is no longer the one that failed. In a bubble.
+func TestStartedAnew(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		full := func(_ int, w *fleetpb.Worker) { loaded(w, 4, 2) }
+		m.picker.Update(ownFleet(3, full))
+		body := m.follow(askHundred, func(n int) {
+			if n != 4 {
+				return
+			}
+			go func() {
+				time.Sleep(time.Second / 2)
+				m.picker.Update(ownFleet(3, full, func(i int, w *fleetpb.Worker) {
+					if i == 1 {
+						w.Incarnation = 2
+						loaded(w, 0, 0)
+					}
+				}))
+			}()
+		})
+		m.checkWhole(body, 1, 100, true)
+		if at := m.attempts(); len(at) != 3 || at[2] != "w1" {
+			t.Errorf("attempts %v, want the last at w1", at)
+		}
+	}, after(t, 5, dies), after(t, 0, hangs), well(t))
+}
+
+// Many answers of one worker whose pace jumps stay where they are, and it is not blamed. In a bubble.
+func TestPaceJumps(t *testing.T) {
+	slower := func(_ http.ResponseWriter, r *http.Request) bool { return rest(r, 1500*time.Millisecond) }
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		const n = 30
+		ends := make(chan string, n)
+		for range n {
+			go func() {
+				got := m.ask(askUsage)
+				ends <- got.body
+			}()
+			time.Sleep(40 * time.Millisecond)
+		}
+		for range n {
+			m.checkWhole(<-ends, 1, 10, true)
+		}
+		for _, v := range m.relay.Attempts() {
+			if v.Broken != 0 || v.Worker != "w1" {
+				t.Errorf("%+v", v)
+			}
+		}
+		if got := len(m.attempts()); got != n {
+			t.Errorf("%d attempts for %d answers", got, n)
+		}
+	}, after(t, 5, slower))
+}
