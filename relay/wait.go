@@ -92,9 +92,11 @@ func (j *job) unqueue(a *attempt) {
 	}
 }
 
-// endWait ends an attempt that waits. The pen is held.
+// endWait ends an attempt that waits, which was no failure of anybody. The pen is held.
 func (j *job) endWait(a *attempt) {
-	j.hunt.queued++
+	h := &j.hunt
+	h.queued++
+	h.row, h.broken, h.since = 0, 0, time.Time{}
 	a.cancel(errQueued)
 }
 
