@@ -102,8 +102,7 @@ func serviceName(cl *clusterv3.Cluster) string {
 // sockets open is noticed by pings.
 func ownHTTP() *httpv3.HttpProtocolOptions {
 	return explicitH2(&corev3.Http2ProtocolOptions{
-		MaxConcurrentStreams: u32(maxStreams),
-		ConnectionKeepalive:  &corev3.KeepaliveSettings{Interval: seconds(5 * time.Second), Timeout: seconds(10 * time.Second)},
+		ConnectionKeepalive: &corev3.KeepaliveSettings{Interval: seconds(5 * time.Second), Timeout: seconds(10 * time.Second)},
 	})
 }
 
@@ -148,7 +147,7 @@ func withoutMesh(static bool) *headermutationv3.HeaderMutation {
 
 // explicitH2 speaks HTTP/2 without asking, as servers in clear text need it.
 func explicitH2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions {
-	separate(h2)
+	separate(ownH2(h2))
 	return &httpv3.HttpProtocolOptions{
 		OutlierDetection: faultsOnly(),
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -157,6 +156,16 @@ func explicitH2(h2 *corev3.Http2ProtocolOptions) *httpv3.HttpProtocolOptions {
 			},
 		},
 	}
+}
+
+// ownH2 are the limits of a connection between Envoy and other parts of the mesh. Envoy's
+// own are for strangers: a worker with more than 1,000 streams that dies, or as many clients
+// that leave at once, would look like a flood.
+func ownH2(h2 *corev3.Http2ProtocolOptions) *corev3.Http2ProtocolOptions {
+	h2.MaxConcurrentStreams = u32(maxStreams)
+	h2.MaxOutboundFrames = u32(maxFrames)
+	h2.MaxOutboundControlFrames = u32(maxFrames)
+	return h2
 }
 
 // separate keeps the streams of one connection out of each other's way. What a slow
@@ -342,8 +351,7 @@ func gatewayCluster(name, path string) *clusterv3.Cluster {
 // pinged speaks HTTP/2 and gives a connection up that leaves a ping unanswered.
 func pinged(interval, timeout time.Duration) *httpv3.HttpProtocolOptions {
 	o := explicitH2(&corev3.Http2ProtocolOptions{
-		MaxConcurrentStreams: u32(maxStreams),
-		ConnectionKeepalive:  &corev3.KeepaliveSettings{Interval: durationpb.New(interval), Timeout: durationpb.New(timeout)},
+		ConnectionKeepalive: &corev3.KeepaliveSettings{Interval: durationpb.New(interval), Timeout: durationpb.New(timeout)},
 	})
 	o.OutlierDetection = nil
 	return o

@@ -31,8 +31,11 @@ const (
 	// of an answer is not overtaken by a reset. It also is how long the client of a
 	// broken answer waits to hear of it, so it is short; refused bodies are read first.
 	delayedClose = time.Second
-	// maxStreams is how many streams one HTTP/2 connection may carry.
+	// maxStreams is how many streams one HTTP/2 connection of the mesh's own parts may
+	// carry, and maxFrames how much may wait on it to be sent: the end of all streams at
+	// once is no flood there, and to close the connection for it would end all others.
 	maxStreams = 10000
+	maxFrames  = 10 * maxStreams
 )
 
 // Names of the HTTP filters.
@@ -166,7 +169,7 @@ func egressListener(c Config) *listenerv3.Listener {
 		RequestHeadersTimeout: seconds(0),
 		// The relay reads all the time; it should see a closed connection at once.
 		DelayedCloseTimeout:  seconds(100 * time.Millisecond),
-		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{MaxConcurrentStreams: u32(maxStreams)},
+		Http2ProtocolOptions: ownH2(&corev3.Http2ProtocolOptions{}),
 		GenerateRequestId:    wrapperspb.Bool(false), // the edge made one already
 		HttpFilters:          []*hcmv3.HttpFilter{routerFilter()},
 	}

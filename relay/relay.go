@@ -57,8 +57,10 @@ var (
 
 // Windows and limits of both HTTP/2 sides. The window of a stream is what an
 // answer can pile up while its client does not read: Envoy stops reading from the
-// worker when it is full. All streams share one connection to Envoy, whose own
-// window is so large that a slow client cannot hold the others up.
+// worker when it is full. Streams share connections to Envoy, whose own windows are so
+// large that a slow client cannot hold the others up. Envoy closes a connection, with all
+// that it carries, on which 250 requests were given up within two seconds of their begin,
+// or 1,000 at any time but for 33 a second: there never are so many on one.
 const (
 	answersWindow = 1 << 30
 	bodiesWindow  = 4 << 20 // of all request bodies on a connection: they are read at once
@@ -66,6 +68,8 @@ const (
 	streamWindow  = 256 << 10 // most bytes of an answer held for a slow client
 	bodyWindow    = 1 << 20   // of a request body, per stream
 	maxStreams    = 10_000
+	egressStreams = 128 // of a connection to Envoy; with egressResets less than Envoy's 250
+	egressResets  = 100
 	headerTimeout = 10 * time.Second
 	pingAfter     = 30 * time.Second // a silent connection to Envoy is checked
 	pingTimeout   = 15 * time.Second
@@ -104,6 +108,7 @@ func New(cfg Config) (*Relay, error) {
 	r.cut, r.cutNow = context.WithCancel(context.Background())
 	r.egress = &h2.Transport{
 		Dial: cfg.DialEgress, DialTimeout: dialTimeout, Window: streamWindow, Share: answersWindow, PingAfter: pingAfter, PingTimeout: pingTimeout,
+		MaxStreams: egressStreams, MaxResets: egressResets,
 	}
 	return r, nil
 }

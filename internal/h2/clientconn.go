@@ -102,6 +102,13 @@ func (c *clientConn) isAway() bool {
 	return c.away
 }
 
+// carries reports whether it has requests.
+func (c *clientConn) carries() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.streams) > 0
+}
+
 // why is the error that ended the connection.
 func (c *clientConn) why() error {
 	c.mu.Lock()
@@ -170,11 +177,12 @@ func (c *clientConn) headers(f *http2.MetaHeadersFrame) error {
 func (c *clientConn) open(req *http.Request) *stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.away || c.err != nil || len(c.streams) >= int(min(c.peer.streams, mostWindow)) {
+	if c.away || c.err != nil || len(c.streams) >= int(min(c.peer.streams, mostWindow)) || len(c.streams) >= c.t.MaxStreams {
 		return nil
 	}
-	if c.next > mostWindow-2 { // the ids are used up
+	if c.next > mostWindow-2 || c.resets >= c.t.MaxResets { // its ids are used up, or the server's patience
 		c.leaveLocked()
+		c.emptyLocked()
 		return nil
 	}
 	s := c.newStreamLocked(c.next)

@@ -81,6 +81,7 @@ type conn struct {
 	settled    bool   // the peer's SETTINGS came
 	last       uint32 // the largest id that the client has used
 	streams    map[uint32]*stream
+	resets     int       // RST_STREAM frames of ours
 	ready      []*stream // with data that their windows let pass, each once
 	sendWindow int64     // left of the peer's
 	recvWindow int64     // left of ours
@@ -165,6 +166,7 @@ func (c *conn) reset(bad http2.StreamError) error {
 	s := c.streams[bad.StreamID]
 	if s == nil {
 		c.last = max(c.last, bad.StreamID)
+		c.resets++
 		return c.controlLocked(c.fr.WriteRSTStream(bad.StreamID, bad.Code))
 	}
 	s.resetLocked(bad.Code, bad)

@@ -52,6 +52,12 @@
 // before it has read all ends the request's side with NO_ERROR, one that panics with
 // INTERNAL_ERROR, so that a client never takes half an answer for a whole one.
 //
+// A transport's connection takes no more streams after a GOAWAY, or when it has reset
+// Transport.MaxResets of them: servers count resets, to be safe from floods, and end a
+// connection on which there are too many with all that it carries. With MaxStreams the
+// number of resets on one has a bound, however many requests are given up and how fast. A
+// connection that takes no more is over with its last stream.
+//
 // A client's stream of which the server has certainly seen nothing (REFUSED_STREAM, or an
 // id above a GOAWAY's) fails with errUnprocessed, and is tried again by RoundTrip; all
 // other failures are the caller's to judge.

@@ -87,7 +87,7 @@ func FuzzTransport(f *testing.F) {
 	seeds(f, ":status", "200", "content-type", "text/plain")
 	f.Fuzz(func(t *testing.T, data []byte) {
 		near, far := net.Pipe()
-		c := newClientConn(&Transport{Window: 1 << 16, Share: 1 << 20}, near)
+		c := newClientConn(&Transport{Window: 1 << 16, Share: 1 << 20, MaxStreams: 1, MaxResets: 1}, near)
 		c.start()
 		s := c.open(newRequest(t, http.MethodGet, "/", nil))
 		done := make(chan struct{})

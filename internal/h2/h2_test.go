@@ -68,7 +68,7 @@ func serveOn(t testing.TB, s *Server, lis net.Listener) {
 
 // newTransport is a transport with small limits.
 func newTransport(t testing.TB, dial func(context.Context) (net.Conn, error)) *Transport {
-	tr := &Transport{Dial: dial, DialTimeout: hang, Window: 64 << 10, Share: 1 << 20, PingAfter: hang, PingTimeout: hang}
+	tr := &Transport{Dial: dial, DialTimeout: hang, Window: 64 << 10, Share: 1 << 20, PingAfter: hang, PingTimeout: hang, MaxStreams: 1000, MaxResets: 1000}
 	t.Cleanup(tr.CloseIdleConnections)
 	return tr
 }

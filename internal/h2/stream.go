@@ -263,6 +263,7 @@ func (s *stream) resetLocked(code http2.ErrCode, err error) {
 	if s.over {
 		return
 	}
+	s.c.resets++
 	_ = s.c.fr.WriteRSTStream(s.id, code)
 	s.c.wakeLocked()
 	s.endLocked(err)

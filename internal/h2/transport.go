@@ -12,8 +12,8 @@ import (
 )
 
 // Transport is an http.RoundTripper to one server, whatever a request's URL says. Its
-// requests share a connection, or several where the server takes no more streams on one.
-// Its fields are set before the first. It is safe for concurrent use.
+// requests share a connection, or several where one carries as many as it may. Its fields
+// are set before the first. It is safe for concurrent use.
 type Transport struct {
 	// Dial makes a connection. Its context is not a request's: all that wait for a
 	// connection get the same one.
@@ -23,16 +23,20 @@ type Transport struct {
 	Share       int64         // bytes of all answers together, no less than Window
 	PingAfter   time.Duration // a connection that is silent for so long is checked
 	PingTimeout time.Duration // and ended after that
+	MaxStreams  int           // of one connection at a time, where the server takes as many; positive
+	MaxResets   int           // of one connection; after them it carries those that it has, and no more; positive
 
 	mu    sync.Mutex
 	conns []*clientConn // that take requests
-	dials *dial         // under way, nil for none
+	dials *dial         // the last one under way, nil for none
 }
 
 // dial is an attempt to connect, of all who wait for it.
 type dial struct {
-	done chan struct{}
-	err  error
+	done    chan struct{}
+	waiters int // no more than a connection has room for
+	c       *clientConn
+	err     error
 }
 
 // ErrConnect says that there was no connection to make a request on.
@@ -88,7 +92,7 @@ func again(req *http.Request) (*http.Request, error) {
 
 // open begins a request on a connection that takes it.
 func (t *Transport) open(req *http.Request) (*stream, *clientConn, error) {
-	for try := 1; ; try++ {
+	for try := 1; ; {
 		t.mu.Lock()
 		conns := slices.Clone(t.conns)
 		t.mu.Unlock()
@@ -100,43 +104,57 @@ func (t *Transport) open(req *http.Request) (*stream, *clientConn, error) {
 		if try > mostTries {
 			return nil, nil, errFull
 		}
-		if err := t.connect(req.Context()); err != nil {
+		c, err := t.connect(req.Context())
+		if err != nil {
 			return nil, nil, err
+		}
+		if s := c.open(req); s != nil {
+			return s, c, nil
+		}
+		if !c.carries() { // it is not that others were faster
+			try++
 		}
 	}
 }
 
-// connect waits for a new connection, which it makes unless another does.
-func (t *Transport) connect(ctx context.Context) error {
+// connect waits for a new connection, which it makes unless another does for as many as
+// will find room on it.
+func (t *Transport) connect(ctx context.Context) (*clientConn, error) {
 	t.mu.Lock()
 	d := t.dials
-	if d == nil {
+	if d == nil || d.waiters >= t.MaxStreams {
 		d = &dial{done: make(chan struct{})}
 		t.dials = d
-		go func() {
-			c, err := t.dial(context.WithoutCancel(ctx))
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if err == nil {
-				t.conns = append(t.conns, c)
-				if c.isAway() {
-					t.removeLocked(c)
-				}
-			}
-			if err != nil {
-				d.err = fmt.Errorf("%w: %w", ErrConnect, err)
-			}
-			t.dials = nil
-			close(d.done)
-		}()
+		go t.attempt(context.WithoutCancel(ctx), d)
 	}
+	d.waiters++
 	t.mu.Unlock()
 	select {
 	case <-d.done:
-		return d.err
+		return d.c, d.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
+}
+
+// attempt makes the connection of a dial.
+func (t *Transport) attempt(ctx context.Context, d *dial) {
+	c, err := t.dial(ctx)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		d.c = c
+		t.conns = append(t.conns, c)
+		if c.isAway() {
+			t.removeLocked(c)
+		}
+	} else {
+		d.err = fmt.Errorf("%w: %w", ErrConnect, err)
+	}
+	if t.dials == d {
+		t.dials = nil
+	}
+	close(d.done)
 }
 
 // dial makes a connection and waits for the server's SETTINGS: only then is known how many

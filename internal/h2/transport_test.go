@@ -295,7 +295,7 @@ func TestTransportPing(t *testing.T) {
 			near, far := net.Pipe()
 			tr := &Transport{
 				Dial: func(context.Context) (net.Conn, error) { return near, nil }, DialTimeout: hang,
-				Window: 64 << 10, Share: 1 << 20, PingAfter: 30 * time.Second, PingTimeout: 15 * time.Second,
+				Window: 64 << 10, Share: 1 << 20, PingAfter: 30 * time.Second, PingTimeout: 15 * time.Second, MaxStreams: 1, MaxResets: 1,
 			}
 			begun := time.Now()
 			done := ask(t, tr, http.MethodGet, nil)
@@ -336,7 +336,7 @@ func TestTransportSilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, far) }()
-		tr := &Transport{Dial: func(context.Context) (net.Conn, error) { return near, nil }, DialTimeout: 10 * time.Second, Window: 64 << 10, Share: 1 << 20}
+		tr := &Transport{Dial: func(context.Context) (net.Conn, error) { return near, nil }, DialTimeout: 10 * time.Second, Window: 64 << 10, Share: 1 << 20, MaxStreams: 1, MaxResets: 1}
 		begun := time.Now()
 		if err := (<-ask(t, tr, http.MethodGet, nil)).fails(t); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
