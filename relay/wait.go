@@ -96,7 +96,7 @@ func (j *job) unqueue(a *attempt) {
 func (j *job) endWait(a *attempt) {
 	h := &j.hunt
 	h.queued++
-	h.row, h.broken, h.since = 0, 0, time.Time{}
+	h.row, h.since = 0, time.Time{}
 	a.cancel(errQueued)
 }
 
