@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -73,6 +74,7 @@ func (o *kvOptions) apply(cfg *worker.Config, interval int, getenv func(string) 
 	keep := checkpoint.Config{Store: store, Block: o.block, Interval: interval, Codec: codec, Registry: cfg.Registry, Log: cfg.Log}
 	if cfg.EngineName == policy.EngineLlamaCpp {
 		keep.Parts, keep.Shape = llamacpp.StateParts, llamacpp.StateShape
+		fillLater(store)
 	}
 	keeper, err := checkpoint.New(keep)
 	if err != nil {
@@ -108,6 +110,16 @@ func (o *kvOptions) open(cfg *worker.Config) (checkpoint.Store, error) {
 		return s, nil
 	}
 	return nil, nil
+}
+
+// fillLater has the memory of a KV node entered into this process's page tables while the
+// engine starts, so that no restore waits for that. The simulated engine has too little KV to
+// gain from it.
+func fillLater(store checkpoint.Store) {
+	if c, ok := store.(*kvnode.Client); ok {
+		// It ends with the client at the latest. A node that is away is mapped once it is there.
+		go func() { _ = c.Fill(context.Background()) }()
+	}
 }
 
 // openTime is how long a file system may take for the few files that are needed to open a

@@ -34,6 +34,7 @@ type Reader struct {
 	ticket uint64
 	lent   int // blocks that are being read
 	closed bool
+	fills  bool // new mappings are filled at once
 	view   *view
 }
 
@@ -43,6 +44,10 @@ type view struct {
 	id   arenaID
 	uses int
 	old  bool // there is a newer one
+	// inMemory says that all of it is in memory, and filled, once it is being filled, is
+	// closed when that is done; see Reader.FillLater.
+	inMemory bool
+	filled   chan struct{}
 }
 
 // OpenReader makes a reader of the arena whose owner has dir.
@@ -199,7 +204,9 @@ func (r *Reader) use(l Loan) (*view, error) {
 			old.old = true
 			old.unmap()
 		}
-		r.view = v
+		if r.view = v; r.fills {
+			r.fillingLocked(v)
+		}
 	}
 	r.view.uses++
 	return r.view, nil
@@ -250,7 +257,7 @@ func openView(l Loan, prot int) (*view, error) {
 	if b, err = unix.Mmap(int(f.Fd()), 0, int(size), prot, unix.MAP_SHARED); err != nil {
 		return nil, err
 	}
-	return &view{b: b, id: id}, nil
+	return &view{b: b, id: id, inMemory: inMemory(f, size)}, nil
 }
 
 // Close ends the reader. What is being read stays readable, and the owner's promise

@@ -70,6 +70,8 @@
 //	             time is 0, for a stream that goes on, which old versions of a model answer too
 //	26 survey    verify:1  →  JSON: how far a look at all blocks of all tiers is, which the
 //	             first begins; it is asked for again until it is done
+//	27 lend      reader:8, and for each block ref slot:4 ticket:8  →  identity:16, and offset:8
+//	             size:8 for each up to the first that cannot be lent
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes. Tails and name are for one that

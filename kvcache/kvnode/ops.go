@@ -171,13 +171,36 @@ func (c *Client) get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, arena
 		}
 		return nil, loan, fmt.Errorf("block %s: %w", ref.Key, err)
 	}
+	l, err := c.look(loan, ref)
+	return l, loan, err
+}
+
+// look looks at a block that the node has lent.
+func (c *Client) look(loan arena.Loan, ref kvcache.Ref) (*kvcache.Lent, error) {
 	l, err := c.reader.Take(loan, ref, func(err error) { c.refused(ref, err) })
 	if err != nil {
-		return nil, loan, c.counted(err)
+		return nil, c.counted(err)
 	}
 	c.count.Hits.Add(1)
 	c.count.HitBytes.Add(uint64(loan.Size))
-	return l, loan, nil
+	return l, nil
+}
+
+// Fill has the node's arena entered into this process's page tables, now and whenever the node
+// comes back with another one, so that no read pays for that; see arena.Reader.FillLater. It
+// returns when it is done, with an error where the node is away: then it is done in the
+// background once something is read.
+func (c *Client) Fill(ctx context.Context) error {
+	c.reader.FillLater()
+	var l arena.Loan
+	err := c.ask(ctx, opHello, nil, func(cn *conn, _ cursor) error {
+		l.Data, l.ID = cn.hello.Data, cn.hello.ID
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("fill the mapping of the arena: %w", err)
+	}
+	return c.reader.Fill(ctx, l)
 }
 
 // refuseTime bounds how long a reader waits for the node to hear of a wrong block.

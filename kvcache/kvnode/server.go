@@ -284,6 +284,8 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 		return p.s.epoch(what, c.Rest())
 	case opGet:
 		return p.get(ctx, c)
+	case opLend:
+		return p.lend(ctx, c)
 	case opReserve, opPublish:
 		return p.room(ctx, what, c)
 	case opOpen, opRotate, opRead, opForget, opTails, opName:

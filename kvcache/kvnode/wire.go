@@ -53,6 +53,7 @@ const (
 	opSetEpoch
 	opResume
 	opSurvey
+	opLend
 )
 
 // status is how an operation ended.

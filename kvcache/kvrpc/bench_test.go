@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvmesh/kvmesh/internal/rivaltest"
 	"github.com/kvmesh/kvmesh/kvcache"
 )
 
@@ -205,12 +205,9 @@ func benchContenders(b *testing.B) (list []contender) {
 		"2 kvrpc":                 func() contender { return peerContender(b, nil) },
 		"3 kvrpc, TLS":            func() contender { return peerContender(b, &id) },
 		"4 gRPC, CodecV2":         func() contender { return grpcContender(b) },
-		"5 go-redis, Redis": func() contender {
-			path, _ := exec.LookPath("redis-server")
-			return redisContender(b, path)
-		},
-		"6 go-redis, Valkey": func() contender { return redisContender(b, valkeyPath()) },
-		"7 memcached":        func() contender { return memcachedContender(b) },
+		"5 go-redis, Redis":       func() contender { return redisContender(b, rivaltest.Redis()) },
+		"6 go-redis, Valkey":      func() contender { return redisContender(b, rivaltest.Valkey(*valkeyFlag)) },
+		"7 memcached":             func() contender { return memcachedContender(b) },
 	} {
 		if !wanted(name) && name[0] != '1' {
 			continue

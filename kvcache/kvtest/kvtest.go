@@ -74,7 +74,7 @@ func Run(t *testing.T, h Harness) {
 	for name, test := range map[string]func(*testing.T, Harness){
 		"Blocks": testBlocks, "WriteOnce": testWriteOnce, "Longest": testLongest, "LongestModel": testLongestModel,
 		"Spaces": testSpaces, "Lent": testLent, "Drop": testDrop, "Closed": testClosed, "Erase": testErase, "Walk": testWalk,
-		"Layers": testLayers, "Tamper": testTamper, "Limit": testLimit, "Concurrent": testConcurrent,
+		"Layers": testLayers, "Batch": testBatch, "Tamper": testTamper, "Limit": testLimit, "Concurrent": testConcurrent,
 		"Tail": testTail, "TailAttempts": testTailAttempts, "TailDrop": testTailDrop, "TailSpaces": testTailSpaces,
 		"TailPins": testTailPins, "TailAllocates": testTailAllocates,
 		"Reopen": testReopen, "CrashBlocks": testCrashBlocks, "CrashTails": testCrashTails, "SameBlock": testSameBlock,

@@ -213,20 +213,16 @@ type loan struct {
 // take borrows and verifies everything, up to the first thing that is not good.
 func (l *loan) take(ctx context.Context) {
 	f := &l.found
-	at := 0
-	for i, b := range f.match.Blocks {
-		if !l.borrow(ctx, b, 0) {
-			l.bad = b.First
-			l.weed(ctx, f.match.Blocks[i+1:])
-			if f.match.Common > 0 {
-				l.weed(ctx, []kvcache.Found{f.match.Partial})
-			}
-			return
-		}
-		at = b.First + b.Tokens
+	blocks := f.match.Blocks
+	if f.match.Common > 0 {
+		blocks = append(blocks[:len(blocks):len(blocks)], f.match.Partial)
+	}
+	if n := l.borrow(ctx, blocks); n < len(f.match.Blocks) {
+		l.bad = blocks[n].First
+		l.weed(ctx, blocks[n+1:])
+		return
 	}
 	if f.match.Common > 0 {
-		l.borrow(ctx, f.match.Partial, at+f.match.Common)
 		return
 	}
 	for i, r := range f.tail {
@@ -253,27 +249,42 @@ func (l *loan) weed(ctx context.Context, blocks []kvcache.Found) {
 	}
 }
 
-// borrow adds one block, verified; false = refused.
-func (l *loan) borrow(ctx context.Context, b kvcache.Found, good int) bool {
-	lent, err := l.s.k.cfg.Store.Get(ctx, b.Ref)
-	if err != nil {
-		l.s.note("get", err)
-		return false
+// borrow adds blocks, each verified, and returns how many: those before the first that is
+// not there or refused. Of the partial one, behind the others, only what is common is good.
+func (l *loan) borrow(ctx context.Context, blocks []kvcache.Found) (n int) {
+	refs := make([]kvcache.Ref, len(blocks))
+	for i, b := range blocks {
+		refs[i] = b.Ref
 	}
-	var data []byte
+	for lent, err := range kvcache.GetEach(ctx, l.s.k.cfg.Store, refs) {
+		var data []byte
+		if err == nil {
+			if data, err = payload(lent); err != nil {
+				lent.Release()
+			}
+		}
+		if err != nil {
+			l.s.note("get", err)
+			return n
+		}
+		b := blocks[n]
+		l.lent = append(l.lent, lent)
+		r := worker.KVRange{From: b.First, To: b.First + b.Tokens, Data: data}
+		if m := l.found.match; m.Common > 0 && n == len(m.Blocks) {
+			r.Good = b.First + m.Common
+		}
+		l.ranges = append(l.ranges, r)
+		n++
+	}
+	return n
+}
+
+// payload verifies a block and returns what the engine wrote.
+func payload(lent *kvcache.Lent) ([]byte, error) {
 	if lent.Codec() == kvcache.CodecRaw {
-		data, err = lent.Payload()
-	} else {
-		data, err = codec.Payload(nil, lent.Frame)
+		return lent.Payload()
 	}
-	if err != nil {
-		l.s.note("get", err)
-		lent.Release()
-		return false
-	}
-	l.lent = append(l.lent, lent)
-	l.ranges = append(l.ranges, worker.KVRange{From: b.First, To: b.First + b.Tokens, Good: good, Data: data})
-	return true
+	return codec.Payload(nil, lent.Frame)
 }
 
 // done is called by the engine when it has loaded what it could.
