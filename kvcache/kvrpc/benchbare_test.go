@@ -16,7 +16,8 @@ import (
 	"github.com/kvmesh/kvmesh/kvcache/kvwire"
 )
 
-// bareContender moves messages of the same form, and does nothing else with them. With
+// bareContender moves messages of the same form with the same options of the sockets, and
+// does nothing else with them. With
 // sendfile the other side's bytes go from shared memory to the socket by that call.
 func bareContender(b *testing.B, sendfile bool) contender {
 	p := startPeer(b, childSpec{Kind: "bare", Dir: shmDir(b), Sendfile: sendfile})
@@ -47,7 +48,7 @@ func bareContender(b *testing.B, sendfile bool) contender {
 		get: func(_ context.Context, f *kvcache.Frame) error {
 			h, err := request(opGet, f)
 			if err == nil {
-				_, err = io.ReadFull(l.r, room[:h.data])
+				_, err = l.fill(room[:h.data], 0)
 			}
 			return err
 		},
@@ -94,7 +95,7 @@ func serveBare(c net.Conn, dir string, sendfile bool) error {
 		} else {
 			l.out = append(l.out, 1)
 			if err = l.send(0, nil); err == nil {
-				_, err = io.ReadFull(l.r, block)
+				_, err = l.fill(block, 0)
 			}
 			l.begin()
 			if err == nil {

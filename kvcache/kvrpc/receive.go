@@ -28,6 +28,9 @@ func receive(l *link, b []byte, want kvcache.Ref, step func() error) (kvcache.He
 		}
 		a.came(int64(at))
 	}
+	if a.wrong == nil && !a.known {
+		a.wrong = kvcache.Refuse(kvcache.ReasonTorn, "a frame of %d bytes", len(b))
+	}
 	return a.h, a.wrong
 }
 

@@ -116,6 +116,15 @@ func send(c net.Conn, messages [][]byte) {
 	}
 }
 
+// TestReceiveNothing: an answer without a byte is no block.
+func TestReceiveNothing(t *testing.T) {
+	l, _ := linkedPair(t, nil)
+	_, err := receive(l, nil, layouts(t)[0].Ref, func() error { return nil })
+	if r, ok := errors.AsType[*kvcache.Refusal](err); !ok || r.Reason != kvcache.ReasonTorn {
+		t.Error(err)
+	}
+}
+
 // TestReceiveEnds reads a frame whose sender goes in the middle: that is an error at once,
 // although fewer bytes came than the kernel was told to wait for.
 func TestReceiveEnds(t *testing.T) {

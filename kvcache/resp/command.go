@@ -53,13 +53,18 @@ func (c *reader) line(mark byte) (int, error) {
 		return 0, err
 	}
 	if len(b) < 4 || len(b) > 16 || b[0] != mark || b[len(b)-2] != '\r' {
-		return 0, fmt.Errorf("%w: %.16q", errProtocol, b)
+		return 0, notNumber(mark, b)
 	}
 	n, err := strconv.Atoi(string(b[1 : len(b)-2]))
 	if err != nil || n < 0 || b[1] == '+' || b[1] == '-' {
-		return 0, fmt.Errorf("%w: %.16q", errProtocol, b)
+		return 0, notNumber(mark, b)
 	}
 	return n, nil
+}
+
+// notNumber is about a line without telling it: it may hold a password, or a key.
+func notNumber(mark byte, b []byte) error {
+	return fmt.Errorf("%w: a line of %d bytes instead of %q and a number", errProtocol, len(b), mark)
 }
 
 // begin begins the next string and returns its length.

@@ -354,3 +354,20 @@ func FuzzCommand(f *testing.F) {
 		}
 	})
 }
+
+// TestTellsNothing: what is sent in a form that the node does not take is not in the error,
+// which goes to the log: it may be a password, or a prompt.
+func TestTellsNothing(t *testing.T) {
+	for _, sent := range []string{
+		"AUTH hunter2\r\n", "SET hunter2 1\r\n", "hunter2\r\n", "*2\r\n$hunter2\r\n", "*hunter2\r\n", "*1\r\n$4\r\nAUTHhunter2\r\n", "*2\r\n$4\r\nAUTH\r\nhunter2\r\n",
+	} {
+		r := reader{r: bufio.NewReader(strings.NewReader(sent))}
+		_, err := r.next()
+		if err == nil {
+			_, err = r.args()
+		}
+		if !errors.Is(err, errProtocol) || strings.Contains(err.Error(), "hunter") {
+			t.Errorf("%q: %v", sent, err)
+		}
+	}
+}
