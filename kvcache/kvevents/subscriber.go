@@ -169,6 +169,9 @@ func (s *Subscriber) session(ctx context.Context) error {
 	s.replay(ctx)
 	for {
 		m, err := z.Read()
+		if errors.Is(err, zmtp.ErrProtocol) {
+			s.wrong.Add(1)
+		}
 		if err != nil {
 			return err
 		}
