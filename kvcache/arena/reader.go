@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 
@@ -65,7 +66,12 @@ func openReader(dir string, prot int) (*Reader, error) {
 		return nil, fmt.Errorf("open reader: %w", err)
 	}
 	r := &Reader{root: root, prot: prot}
-	if err := r.enroll(); err != nil {
+	for range mostEnroll {
+		if err = r.enroll(); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNoLock) {
+			break
+		}
+	}
+	if err != nil {
 		root.Close()
 		return nil, fmt.Errorf("open reader: %w", err)
 	}
@@ -74,6 +80,13 @@ func openReader(dir string, prot int) (*Reader, error) {
 	}
 	return r, nil
 }
+
+// mostEnroll is how often a reader makes its file: an owner that starts just then may take
+// it for a dead process's before it is locked, and looks once.
+const mostEnroll = 4
+
+// errNoLock says that somebody else has locked the file of a reader.
+var errNoLock = errors.New("no lock to be had")
 
 // enroll makes the file of words. It is locked before it has its name, so that the
 // owner never takes it for a dead process's.
@@ -92,7 +105,7 @@ func (r *Reader) enroll() (err error) {
 		return err
 	}
 	if !flock(r.file) {
-		err = errors.New("no lock to be had")
+		err = errNoLock
 	} else if _, err = r.file.Write(make([]byte, peerSize)); err == nil {
 		err = r.root.Rename(path+newSuffix, path)
 	}

@@ -299,3 +299,49 @@ func TestAnotherArena(t *testing.T) {
 		t.Error("a closed reader that reads nothing holds its words")
 	}
 }
+
+// TestReaderBesideStart: an owner that starts while a reader makes its file may take that for
+// a dead process's; the reader makes another.
+func TestReaderBesideStart(t *testing.T) {
+	dir := newStore(t, Config{}).cfg.Dir
+	stop, took := make(chan struct{}), make(chan struct{})
+	defer close(stop)
+	go takeReader(dir, stop, took)
+	for range 5000 {
+		r, err := OpenReader(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		select {
+		case <-took:
+			return
+		default:
+		}
+	}
+	t.Skip("the two never met")
+}
+
+// takeReader removes one file that a reader is making, as findPeers would, and says so.
+func takeReader(dir string, stop, took chan struct{}) {
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		names, _ := filepath.Glob(filepath.Join(dir, readersDir, "*"+newSuffix))
+		for _, name := range names {
+			f, err := os.OpenFile(name, os.O_RDWR, 0)
+			if err != nil {
+				continue
+			}
+			taken := flock(f) && os.Remove(name) == nil
+			f.Close()
+			if taken {
+				close(took)
+				return
+			}
+		}
+	}
+}
