@@ -79,6 +79,12 @@ type Labeled interface {
 	Label(ctx context.Context, f Fingerprint, l Label) error
 }
 
+// Lister is the ability of a store to say at once of which models it may have blocks.
+type Lister interface {
+	// Labels returns those models, with their labels, which are empty where there are none.
+	Labels(ctx context.Context) (map[Fingerprint]Label, error)
+}
+
 // Label says in words what a fingerprint stands for. It never has anything of a prompt.
 type Label struct {
 	// Model is the name under which the model is served.

@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/arena"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
 	"github.com/kvmesh/kvmesh/kvcache/kvnode"
 )
@@ -170,9 +172,29 @@ func (n nodeSurvey) Models(ctx context.Context) ([]dirstore.Model, error) {
 	models, err := n.Client.Models(ctx)
 	var list []dirstore.Model
 	for _, m := range models {
-		list = append(list, dirstore.Model{
-			Fingerprint: m.Fingerprint, Label: m.Label, Blocks: m.Blocks, BlockBytes: m.Bytes, Tails: m.Tails, TailBytes: m.TailBytes, Used: m.Used,
-		})
+		list = append(list, nodeModel(m))
+	}
+	return list, err
+}
+
+// nodeModel is what a node's memory has of a model, as a directory says it.
+func nodeModel(m arena.Model) dirstore.Model {
+	return dirstore.Model{
+		Fingerprint: m.Fingerprint, Label: m.Label, Blocks: m.Blocks, BlockBytes: m.Bytes, Tails: m.Tails, TailBytes: m.TailBytes, Used: m.Used,
+	}
+}
+
+// known lists the models that the node knows of, wherever they are. One that was served under
+// the name has it, whatever its label says.
+func (n nodeSurvey) known(ctx context.Context, name string) ([]dirstore.Model, error) {
+	models, err := n.Known(ctx)
+	var list []dirstore.Model
+	for _, m := range models {
+		one := nodeModel(m.Model)
+		if name != "" && slices.Contains(m.Names, name) {
+			one.Label.Model = name
+		}
+		list = append(list, one)
 	}
 	return list, err
 }
@@ -185,6 +207,9 @@ func (o *kvStore) models(ctx context.Context, s modelLister) ([]dirstore.Model, 
 	}
 	return list, nil
 }
+
+// errNoKV says that --model or --fingerprint means nothing that is known.
+var errNoKV = errors.New("no KV")
 
 // pick chooses the models that --model or --fingerprint mean; none given = all.
 func pick(list []dirstore.Model, name, fingerprint string) ([]dirstore.Model, error) {
@@ -205,9 +230,9 @@ func pick(list []dirstore.Model, name, fingerprint string) ([]dirstore.Model, er
 	}
 	switch {
 	case len(picked) == 0 && name != "":
-		return nil, withHint(fmt.Errorf("no KV of a model %q", name), "`kvmesh kv ls` lists the models; KV without a name is named by --fingerprint")
+		return nil, withHint(fmt.Errorf("%w of a model %q", errNoKV, name), "`kvmesh kv ls` lists the models, and `kvmesh kv stat` those of all tiers of a node; KV without a name is named by --fingerprint")
 	case len(picked) == 0:
-		return nil, withHint(fmt.Errorf("no KV with the fingerprint %s", fingerprint), "`kvmesh kv ls` lists them")
+		return nil, withHint(fmt.Errorf("%w with the fingerprint %s", errNoKV, fingerprint), "`kvmesh kv ls` lists them, and `kvmesh kv stat` those of all tiers of a node")
 	case len(picked) > 1 && fingerprint != "":
 		return nil, usagef("--fingerprint %s is that of %d models: give more digits", fingerprint, len(picked))
 	}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/dirstore"
+	"github.com/kvmesh/kvmesh/kvcache/kvnode"
 )
 
 func kvInvalidateCommand(o *kvStore) *cobra.Command {
@@ -29,7 +31,9 @@ computed for the tenant meanwhile may stay.
 
 A node has the nodes of other hosts do the same, with their memory and disks. One that is
 away is named, the command then exits with 1, and it is told when it is back.
-A fingerprint in full is dropped there also where this host has nothing of it.`,
+A fingerprint in full is dropped there also where this host has nothing of it. Disks,
+Redis and S3 that are away are named, too; what they have of it is found no more through
+this node, which has them drop it when they are back.`,
 		Example: "  kvmesh kv invalidate --model gemma-3-270m\n  kvmesh kv invalidate --fingerprint 6f74ab7a8555b747 --dry-run\n  kvmesh kv invalidate --tenant acme -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant != "" {
@@ -46,10 +50,7 @@ A fingerprint in full is dropped there also where this host has nothing of it.`,
 				return err
 			}
 			defer s.Close()
-			list, err := o.models(c.Context(), s)
-			if err == nil {
-				list, err = pickOrName(list, name, fingerprint)
-			}
+			list, err := o.toDrop(c.Context(), s, name, fingerprint)
 			if err != nil {
 				return err
 			}
@@ -61,6 +62,49 @@ A fingerprint in full is dropped there also where this host has nothing of it.`,
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant whose KV is erased, of all models")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be dropped and drop nothing")
 	return c
+}
+
+// toDrop says which models are meant. A node knows also those of which its memory has nothing,
+// by their names and fingerprints; what only a bucket or a server has is looked for there,
+// which takes as long as `kvmesh kv stat`.
+func (o *kvStore) toDrop(ctx context.Context, s kvSurvey, name, fingerprint string) ([]dirstore.Model, error) {
+	n, isNode := s.(nodeSurvey)
+	if !isNode {
+		list, err := o.models(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		return pick(list, name, fingerprint)
+	}
+	list, err := n.known(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", o.dir, err)
+	}
+	picked, err := pickOrName(list, name, fingerprint)
+	if !errors.Is(err, errNoKV) || name != "" {
+		return picked, err // tiers know no names but those that the node knows, too
+	}
+	p := progress{e: o.e, what: "not in memory: looked through"}
+	all, serr := n.Survey(ctx, false, func(s kvnode.Survey) { p.at(s.Looked, time.Now()) })
+	if serr != nil {
+		return nil, errors.Join(err, serr)
+	}
+	if picked, perr := pick(surveyed(all), name, fingerprint); !errors.Is(perr, errNoKV) {
+		return picked, perr
+	}
+	return nil, errors.Join(err, unseen(all))
+}
+
+// surveyed are the models of all tiers, each once.
+func surveyed(s kvnode.Survey) (list []dirstore.Model) {
+	for _, t := range s.Tiers {
+		for _, m := range t.Models {
+			if !slices.ContainsFunc(list, func(o dirstore.Model) bool { return o.Fingerprint == m.Fingerprint }) {
+				list = append(list, dirstore.Model{Fingerprint: m.Fingerprint, Label: m.Label})
+			}
+		}
+	}
+	return list
 }
 
 // pickOrName is pick, but for a fingerprint that is given in full: other hosts may have what
@@ -86,8 +130,12 @@ func dropKV(ctx context.Context, o *kvStore, s kvSurvey, list []dirstore.Model, 
 			}
 		}
 		if !js {
-			fmt.Fprintf(o.e.stdout, "%s %s (%s): %d blocks, %d tails, %d bytes\n",
-				dropVerb(dryRun), dash(v.Model), v.Fingerprint[:16], v.Blocks, v.Tails, v.BlockBytes+v.TailBytes)
+			where := ""
+			if _, isNode := s.(nodeSurvey); isNode {
+				where = " of memory"
+			}
+			fmt.Fprintf(o.e.stdout, "%s %s (%s): %d blocks, %d tails, %d bytes%s\n",
+				dropVerb(dryRun), dash(v.Model), v.Fingerprint[:16], v.Blocks, v.Tails, v.BlockBytes+v.TailBytes, where)
 		}
 	}
 	err := errors.Join(left...)
@@ -101,7 +149,7 @@ func dropKV(ctx context.Context, o *kvStore, s kvSurvey, list []dirstore.Model, 
 		}
 	}
 	if err != nil {
-		return withHint(err, "a KV peer that is named drops it when it is back, as long as this node runs or its --dir lasts; for another tier, run it again when that is back")
+		return withHint(err, "what a tier that is named still has is found no more through this node, and is dropped when the tier is back; a KV peer drops it when it is back. That lasts as long as this node runs, or its --dir")
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func TestOpenTiers(t *testing.T) {
 	if err != nil || below == nil {
 		t.Fatal(err)
 	}
-	for metric, want := range map[string]int{"kvmesh_kv_stack_behind_tokens": 3, "kvmesh_kv_tier_puts_total": 3, "kvmesh_kv_stack_cuts_total": 9, "kvmesh_kv_sealed_no_key_total": 3} {
+	for metric, want := range map[string]int{"kvmesh_kv_stack_behind_tokens": 3, "kvmesh_kv_tier_puts_total": 3, "kvmesh_kv_stack_cuts_total": 12, "kvmesh_kv_sealed_no_key_total": 3} {
 		if n, err := testutil.GatherAndCount(registry, metric); err != nil || n != want {
 			t.Errorf("%d of %s: %v", n, metric, err)
 		}

@@ -72,6 +72,8 @@
 //	             first begins; it is asked for again until it is done
 //	27 lend      reader:8, and for each block ref slot:4 ticket:8  →  identity:16, and offset:8
 //	             size:8 for each up to the first that cannot be lent
+//	28 known     →  JSON: all models that the node knows of, also those that are only in its
+//	            tiers, or in none any more
 //
 // Fetch is for a node that has far tiers, as hello says: what they have of the blocks that
 // are asked for is in the arena when the answer comes. Tails and name are for one that
@@ -91,12 +93,19 @@
 //	  "model": "m", "epoch": 2, "weights": "sha256:…",        as kvcache.Epoch
 //	  "past": ["sha256:…"], "fingerprints": ["…"],
 //	  "old": [{"fingerprint": "…", "weights": "sha256:…", "reclaimed": false}]
-//	}]}
+//	 }],
+//	 "names": [{"fingerprint": "…", "model": "m"}],           under which models were served
+//	 "owed": [{"tier": "redis", "fingerprint": "…"}]}         what tiers still have to drop
 //
 // One of another version is not read, and nor is one that is not whole: then the records
 // begin anew, and old versions are found again until a worker with new weights comes. Where
 // file and copy differ, as after the loss of the memory, the higher number of each model
 // counts, and what only the other one knows is announced to it.
+//
+// A drop is in owed before the first tier is asked, and until each has done it. Meanwhile no
+// look-up asks a tier that owes for that model, and the node asks it every few seconds to do
+// it; blocks that are computed again are found in memory. Other hosts are no such tier: see
+// package peers. The copy counts for owed only where the file was lost.
 //
 // # Survey
 //

@@ -12,12 +12,17 @@ import (
 	"path/filepath"
 
 	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/stack"
 )
 
 // epochsFile is the file's content.
 type epochsFile struct {
 	Version int             `json:"version"`
 	Epochs  []kvcache.Epoch `json:"epochs"`
+	// Names are those under which models were served here, the newest last.
+	Names []modelName `json:"names,omitempty"`
+	// Owed are drops that tiers have not done.
+	Owed []stack.Owed `json:"owed,omitempty"`
 }
 
 const (
@@ -25,40 +30,44 @@ const (
 	mostEpochFile = 64 << 20
 )
 
-// readEpochs reads a file; one that is not there has none.
-func readEpochs(name string) ([]kvcache.Epoch, error) {
+// readEpochs reads a file; one that is not there is the zero one.
+func readEpochs(name string) (f epochsFile, err error) {
 	st, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return f, nil
 	}
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > mostEpochFile) {
 		err = fmt.Errorf("%s is no file of epochs", name)
 	}
 	if err != nil {
-		return nil, err
+		return f, err
 	}
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return nil, err
+		return f, err
 	}
 	return parseEpochs(text)
 }
 
-// parseEpochs reads what epochsText wrote.
-func parseEpochs(text []byte) ([]kvcache.Epoch, error) {
-	var f epochsFile
+// parseEpochs reads what textLocked wrote.
+func parseEpochs(text []byte) (f epochsFile, err error) {
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("file of epochs: %w", err)
+		return epochsFile{}, fmt.Errorf("file of epochs: %w", err)
 	}
 	if f.Version != epochsVersion {
-		return nil, fmt.Errorf("file of epochs: version %d is not known", f.Version)
+		return epochsFile{}, fmt.Errorf("file of epochs: version %d is not known", f.Version)
 	}
-	return f.Epochs, nil
+	return f, nil
+}
+
+// textLocked is the content of the file.
+func (e *Epochs) textLocked() ([]byte, error) {
+	return json.Marshal(epochsFile{epochsVersion, e.listLocked(), e.names, append(e.owed[:len(e.owed):len(e.owed)], e.fresh...)})
 }
 
 // saveLocked writes the file.
 func (e *Epochs) saveLocked() error {
-	text, err := json.Marshal(epochsFile{epochsVersion, e.listLocked()})
+	text, err := e.textLocked()
 	if err != nil {
 		return fmt.Errorf("keep epochs: %w", err)
 	}
@@ -101,7 +110,7 @@ func (e *Epochs) writeCopy(ctx context.Context) error {
 		return nil
 	}
 	e.behind = false
-	text, err := json.Marshal(epochsFile{epochsVersion, e.listLocked()})
+	text, err := e.textLocked()
 	e.mu.Unlock()
 	if err == nil {
 		err = writeWhole(e.cfg.Copy, text)

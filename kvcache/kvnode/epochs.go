@@ -73,6 +73,7 @@ type Epochs struct {
 	// behind says that the copy does not have everything.
 	behind bool
 	merged bool // the copy's records have been read
+	dropLog
 }
 
 // standing is what a fingerprint is in its model's record.
@@ -83,8 +84,8 @@ type standing struct {
 
 // copied is what a file of epochs has.
 type copied struct {
-	records []kvcache.Epoch
-	err     error
+	file epochsFile
+	err  error
 }
 
 // copyTime is how long a node waits for the copy before it serves.
@@ -103,16 +104,17 @@ func OpenEpochs(cfg EpochConfig) (*Epochs, error) {
 	}
 	e.metrics = newEpochMetrics(cfg.Registry, e)
 	tidy(cfg.File)
-	records, err := readEpochs(cfg.File)
-	e.take(records, err)
+	own, err := readEpochs(cfg.File)
+	e.lost = own.Version == 0
+	e.take(own, err, true)
 	if cfg.Copy == "" {
 		e.merged = true
 		return e, nil
 	}
 	go func() {
 		tidy(cfg.Copy)
-		records, err := readEpochs(cfg.Copy)
-		e.copies <- copied{records, err}
+		file, err := readEpochs(cfg.Copy)
+		e.copies <- copied{file, err}
 	}()
 	select {
 	case c := <-e.copies:
@@ -125,7 +127,8 @@ func OpenEpochs(cfg EpochConfig) (*Epochs, error) {
 
 // merge takes over what the copy has.
 func (e *Epochs) merge(c copied) {
-	e.take(c.records, c.err)
+	// Where the file was not lost the copy may not have heard that a drop is done.
+	e.take(c.file, c.err, e.lost)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.merged, e.behind = true, true
@@ -135,14 +138,18 @@ func (e *Epochs) merge(c copied) {
 	e.wake()
 }
 
-// take takes over records that were read.
-func (e *Epochs) take(records []kvcache.Epoch, err error) {
+// take takes over what was read, with the drops that wait or without them.
+func (e *Epochs) take(f epochsFile, err error, owed bool) {
 	if err != nil {
 		e.cfg.Log.Error("epochs of models cannot be read; they begin anew", "err", err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, r := range records {
+	e.takeNamesLocked(f.Names)
+	if owed {
+		e.fresh = append(e.fresh, f.Owed...)
+	}
+	for _, r := range f.Epochs {
 		if _, err := kvcache.EpochKeyOf(r.Model, r.Weights); err != nil || r.Number == 0 {
 			continue
 		}
@@ -192,7 +199,10 @@ func (e *Epochs) admits(q kvcache.Query, now time.Time) bool {
 // announce notes whose weights a label is of, and returns when that is kept. It costs
 // nothing where that is known.
 func (e *Epochs) announce(f kvcache.Fingerprint, l kvcache.Label, now time.Time) error {
-	if e == nil || l.Weights == "" {
+	if e == nil {
+		return nil
+	}
+	if e.nameModel(f, l.Model); l.Weights == "" {
 		return nil
 	}
 	key, err := kvcache.EpochKeyOf(l.Model, l.Weights)

@@ -269,11 +269,12 @@ func TestEpochsOnDisk(t *testing.T) {
 // FuzzEpochs: no file of epochs breaks a node, or refuses what it names as today's.
 func FuzzEpochs(f *testing.F) {
 	f.Add([]byte(`{"version":1,"epochs":[{"model":"m","epoch":2,"weights":"k:2","fingerprints":["` + strings.Repeat("ab", 32) + `"],"old":[{"fingerprint":"` + strings.Repeat("cd", 32) + `","weights":"k:1"}]}]}`))
+	f.Add([]byte(`{"version":1,"names":[{"model":"m"},{"model":""}],"owed":[{"tier":"redis","fingerprint":"` + strings.Repeat("ab", 32) + `"},null]}`))
 	f.Add([]byte(`{"version":1,"epochs":[null,{"weights":":"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		records, err := parseEpochs(text)
+		file, err := parseEpochs(text)
 		e := openEpochs(t, EpochConfig{File: filepath.Join(t.TempDir(), "e")})
-		e.take(records, err)
+		e.take(file, err, true)
 		for _, s := range e.state() {
 			if _, err := e.Set(s.Model, s.Weights+"x"); err != nil && len(s.Weights) < 500 {
 				t.Errorf("%q: %v", s.Model, err)

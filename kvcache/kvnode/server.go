@@ -98,6 +98,7 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Below != nil {
+		cfg.Below.Owe(cfg.Epochs.restored()...)
 		cfg.Below.Offer(cfg.Store.Newest(offered))
 	}
 	s := &Server{store: cfg.Store, stack: cfg.Below, epochs: cfg.Epochs, log: cfg.Log, patience: 5 * time.Second, conns: map[net.Conn]bool{}, peers: cfg.Peers}
@@ -114,6 +115,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer stop()
 	if s.epochs != nil {
 		s.done.Go(func() { s.epochs.run(ctx, s.store, s.stack) })
+	}
+	if s.stack != nil {
+		s.done.Go(func() { s.settle(ctx) })
 	}
 	for {
 		c, err := accept.Next(ctx, l, s.log)
@@ -314,6 +318,12 @@ func (p *peer) do(ctx context.Context, what op, c *cursor) (body []byte, err err
 			return nil, err
 		}
 		return json.Marshal(models)
+	case opKnown:
+		list, err := p.s.known(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(list)
 	case opPeers:
 		return p.s.others()
 	case opSurvey:
@@ -338,14 +348,6 @@ type hello struct {
 	Far bool `json:"far,omitempty"`
 	// Tails says that other hosts have copies of tails.
 	Tails bool `json:"tails,omitempty"`
-}
-
-// drop forgets a model in all tiers that there are.
-func (s *Server) drop(ctx context.Context, f kvcache.Fingerprint) error {
-	if s.stack != nil {
-		return s.stack.Drop(ctx, f)
-	}
-	return s.store.Drop(ctx, f)
 }
 
 // label names a model in all tiers that there are.

@@ -46,7 +46,7 @@ type TierSurvey struct {
 // ModelSurvey is what a tier has of one fingerprint.
 type ModelSurvey struct {
 	Fingerprint kvcache.Fingerprint `json:"fingerprint"`
-	Label       kvcache.Label       `json:"label"` // as the memory has it
+	Label       kvcache.Label       `json:"label"` // as the memory has it, or a name that it had
 	Blocks      int                 `json:"blocks"`
 	Bytes       int64               `json:"bytes"`
 	Tokens      int64               `json:"tokens"`
@@ -160,6 +160,7 @@ func (s *Server) walk(ctx context.Context, v *survey) {
 	if s.stack != nil {
 		tiers = append(tiers, s.stack.Tiers()...)
 	}
+	names := s.epochs.named()
 	for _, t := range tiers {
 		one := TierSurvey{Tier: t.Name, Models: []ModelSurvey{}, Faults: []Fault{}}
 		err := v.tier(ctx, t.Store, s.store, &one)
@@ -170,6 +171,9 @@ func (s *Server) walk(ctx context.Context, v *survey) {
 			m := &one.Models[i]
 			known := near[m.Fingerprint]
 			m.Label, m.Tenants = known.Label, len(m.roots)
+			if n := names[m.Fingerprint]; m.Label.Model == "" && len(n) > 0 {
+				m.Label.Model = n[0]
+			}
 			if t.Store == s.store {
 				m.Tails, m.TailBytes = known.Tails, known.TailBytes
 			}

@@ -54,6 +54,7 @@ const (
 	opResume
 	opSurvey
 	opLend
+	opKnown
 )
 
 // status is how an operation ended.

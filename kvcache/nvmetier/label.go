@@ -93,6 +93,22 @@ func (s *Store) label(f kvcache.Fingerprint, l kvcache.Label) error {
 	return nil
 }
 
+// Labels implements kvcache.Lister.
+func (s *Store) Labels(context.Context) (map[kvcache.Fingerprint]kvcache.Label, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	labels := map[kvcache.Fingerprint]kvcache.Label{}
+	for i := range s.index.entries {
+		if e := &s.index.entries[i]; e.live {
+			labels[s.index.spaces[e.space].Fingerprint] = kvcache.Label{}
+		}
+	}
+	for f, m := range s.index.models {
+		labels[f] = m.Label
+	}
+	return labels, nil
+}
+
 // readLabel takes a model's label over. One that cannot be read is as good as none.
 func (s *Store) readLabel(f kvcache.Fingerprint) {
 	buf := s.buffers.get(mostLabel)

@@ -134,6 +134,14 @@ func (s *Store) get(ctx context.Context, k *secret, at kvcache.Ref, want *kvcach
 // Drop implements kvcache.Store.
 func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error { return s.under.Drop(ctx, f) }
 
+// Labels implements kvcache.Lister, where the store that keeps the frames does.
+func (s *Store) Labels(ctx context.Context) (map[kvcache.Fingerprint]kvcache.Label, error) {
+	if n, ok := s.under.(kvcache.Lister); ok {
+		return n.Labels(ctx)
+	}
+	return nil, nil
+}
+
 // Close implements kvcache.Store, and closes the store that keeps the frames.
 func (s *Store) Close() error { return s.under.Close() }
 

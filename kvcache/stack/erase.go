@@ -72,9 +72,7 @@ func (s *Stack) drop(ctx context.Context, tiers []*tier, f kvcache.Fingerprint) 
 	var all sync.WaitGroup
 	for i, t := range tiers {
 		all.Go(func() {
-			if err := t.Store.Drop(ctx, f); err != nil {
-				errs[i+1] = fmt.Errorf("drop in tier %s: %w", t.Name, err)
-			}
+			errs[i+1] = s.dropIn(ctx, t, f)
 		})
 	}
 	all.Wait()

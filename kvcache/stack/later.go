@@ -129,6 +129,15 @@ func (l *later) Label(ctx context.Context, f kvcache.Fingerprint, label kvcache.
 	return err
 }
 
+// Labels implements kvcache.Lister, for stores that can.
+func (l *later) Labels(ctx context.Context) (map[kvcache.Fingerprint]kvcache.Label, error) {
+	s, err := l.open()
+	if n, ok := s.(kvcache.Lister); ok && err == nil {
+		return n.Labels(ctx)
+	}
+	return nil, err
+}
+
 // Close implements kvcache.Store. A store that is not open yet is closed when it is.
 func (l *later) Close() error {
 	l.mu.Lock()

@@ -31,6 +31,9 @@ func (s *Stack) GetLayers(ctx context.Context, ref kvcache.Ref, l kvcache.Layers
 		case !ok:
 			whole = true
 			continue
+		case s.owes(t, ref.Fingerprint):
+			s.metrics.cut(t, cutDropped)
+			continue
 		case !t.admits():
 			s.metrics.cut(t, cutAway)
 			continue

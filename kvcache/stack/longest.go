@@ -131,6 +131,10 @@ func (w *search) round() bool {
 
 // ask begins a look-up in one tier; nil = it is left out.
 func (w *search) ask(t *tier) *look {
+	if w.s.owes(t, w.q.Fingerprint) {
+		w.s.metrics.cut(t, cutDropped)
+		return nil
+	}
 	if !t.admits() {
 		w.s.metrics.cut(t, cutAway)
 		return nil

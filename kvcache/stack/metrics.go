@@ -15,6 +15,7 @@ const (
 	cutDeadline = "deadline" // the caller's time was over
 	cutSlower   = "slower"   // computing is expected to be faster
 	cutAway     = "away"     // a call that somebody left still runs, or too many do
+	cutDropped  = "dropped"  // it still has to drop the model
 )
 
 // newMetrics makes the metrics, and registers them unless reg is nil.
@@ -34,7 +35,7 @@ func newMetrics(reg prometheus.Registerer, tiers []*tier) *metrics {
 		for _, reason := range []string{"full", "gone", "no_room", "failed"} {
 			m.dropped.WithLabelValues(t.Name, reason)
 		}
-		for _, reason := range []string{cutDeadline, cutSlower, cutAway} {
+		for _, reason := range []string{cutDeadline, cutSlower, cutAway, cutDropped} {
 			m.cuts.WithLabelValues(t.Name, reason)
 		}
 		for _, v := range []*prometheus.CounterVec{m.blocks, m.bytes, m.tokens, m.shared} {

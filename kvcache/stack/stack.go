@@ -97,6 +97,7 @@ type Stack struct {
 	flights map[kvcache.Key]*flight     // of those of one block, the last
 	drops   map[drop]int                // how often each was
 	labels  map[kvcache.Fingerprint]int // forgottenLocked when the tiers were told its label
+	owed    map[Owed]int                // calls that run for each
 }
 
 var (
@@ -114,7 +115,7 @@ func New(cfg Config) (*Stack, error) {
 	cfg = cfg.withDefaults()
 	s := &Stack{
 		cfg: cfg, near: cfg.Near,
-		flights: map[kvcache.Key]*flight{}, drops: map[drop]int{}, labels: map[kvcache.Fingerprint]int{},
+		flights: map[kvcache.Key]*flight{}, drops: map[drop]int{}, labels: map[kvcache.Fingerprint]int{}, owed: map[Owed]int{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, t := range cfg.Far {
@@ -239,6 +240,10 @@ func (s *Stack) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
 	for _, t := range s.tiers {
+		if s.owes(t, ref.Fingerprint) {
+			s.metrics.cut(t, cutDropped)
+			continue
+		}
 		if !t.admits() {
 			s.metrics.cut(t, cutAway)
 			continue

@@ -27,6 +27,9 @@ type tier struct {
 	// looks is how many look-ups run, whoever waits for them.
 	looks atomic.Int64
 
+	// settling says that it is being asked to drop what it owes.
+	settling atomic.Bool
+
 	look, read pace
 }
 

@@ -1,0 +1,85 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+)
+
+// TestOwed: what a tier that is away has of a model that was dropped is found by nobody when
+// it is back, until it has dropped it; what was computed since is.
+func TestOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		f := testSpace().Fingerprint
+		frames, ids := chainOf(t, 1, 4)
+		fill(t, r, frames...)
+		<-time.After(time.Second)
+		r.a.set(func(m *memStore) { m.err = errors.New("away") })
+		if err := r.Drop(t.Context(), f); err == nil {
+			t.Fatal("a drop that a tier could not do is no error")
+		}
+		if d := cmp.Diff([]Owed{{"a", f}}, r.Owing()); d != "" {
+			t.Error(d)
+		}
+		r.a.set(func(m *memStore) { m.err = nil })
+		if n, _ := r.ask(t, ids, time.Second); n != 0 || r.a.count() != 4 || r.b.count() != 0 {
+			t.Errorf("%d tokens are found of what was dropped; the tiers have %d and %d blocks", n, r.a.count(), r.b.count())
+		}
+		if _, err := r.Get(t.Context(), frames[0].Ref); !errors.Is(err, kvcache.ErrNotFound) {
+			t.Errorf("a block that was dropped: %v", err)
+		}
+		if _, err := r.GetLayers(t.Context(), frames[0].Ref, kvcache.Layers{}); !errors.Is(err, kvcache.ErrNotFound) {
+			t.Errorf("layers of a block that was dropped: %v", err)
+		}
+		if r.cut("a", cutDropped) == 0 {
+			t.Error("nobody counted that a tier was left out")
+		}
+		fill(t, r, frames[0])
+		if n, _ := r.ask(t, ids, time.Second); n != size {
+			t.Errorf("%d tokens of what was computed since", n)
+		}
+		<-time.After(time.Second)
+		if err := r.DropOwed(t.Context()); err != nil || len(r.Owing()) != 0 || r.a.count() != 0 || r.near.count() != 1 {
+			t.Errorf("%v; %d blocks are left in the tier and %d near, and %v is owed", err, r.a.count(), r.near.count(), r.Owing())
+		}
+		fill(t, r.a, frames[1:]...)
+		if n, _ := r.ask(t, ids, time.Second); n != 4*size {
+			t.Errorf("%d tokens when nothing is owed any more", n)
+		}
+	})
+}
+
+// TestOwedHangs: a tier that hangs keeps no other one from doing what it owes, and is not
+// asked twice; what tiers owe that are not there is kept.
+func TestOwedHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		f := testSpace().Fingerprint
+		frames, _ := chainOf(t, 1, 2)
+		fill(t, r.a, frames...)
+		fill(t, r.b, frames...)
+		hang := make(chan struct{})
+		r.a.set(func(m *memStore) { m.hang = hang })
+		r.Owe(Owed{"a", f}, Owed{"b", f}, Owed{"gone", f}, Owed{"b", f})
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_ = r.DropOwed(ctx) // nothing has failed yet
+			cancel()
+		}
+		if d := cmp.Diff([]Owed{{"a", f}, {"gone", f}}, r.Owing()); d != "" || r.b.count() != 0 {
+			t.Errorf("%d blocks in the tier that is well; %s", r.b.count(), d)
+		}
+		close(hang)
+		synctest.Wait()
+		if d := cmp.Diff([]Owed{{"gone", f}}, r.Owing()); d != "" || r.a.count() != 0 {
+			t.Errorf("%d blocks in the tier that hung; %s", r.a.count(), d)
+		}
+	})
+}
