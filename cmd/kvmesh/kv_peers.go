@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,17 +41,17 @@ had no room or a queue was full, do not wait any more.`,
 			if js {
 				return writeJSON(o.e.stdout, p)
 			}
-			return printPeers(o.e.stdout, p)
+			return printPeers(o.e.stdout, p, time.Now())
 		},
 	}
 }
 
 // printPeers prints what a node knows for people.
-func printPeers(w io.Writer, p kvnode.Peers) error {
+func printPeers(w io.Writer, p kvnode.Peers, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tZONE\tADDRESS\tSTATE\tUSED\tOF BYTES\tCOPIED BLOCKS\tBYTES\tTO FORGET")
+	fmt.Fprintln(t, "NODE\tZONE\tADDRESS\tSTATE\tANSWERED\tUSED\tOF BYTES\tCOPIED BLOCKS\tBYTES\tTO FORGET")
 	for _, n := range p.Nodes {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", n.ID, dash(n.Zone), dash(n.Address), n.State, n.Used, n.Limit, n.Copied, n.CopiedBytes, n.Owed)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", n.ID, dash(n.Zone), dash(n.Address), n.State, ago(n.Answered, now), n.Used, n.Limit, n.Copied, n.CopiedBytes, n.Owed)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -70,6 +71,14 @@ func printPeers(w io.Writer, p kvnode.Peers) error {
 	return err
 }
 
+// ago is how long before now something was, for people.
+func ago(t, now time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return max(now.Sub(t), 0).Round(time.Second).String() + " ago"
+}
+
 // view is what the commands show.
 func (p *peerPart) view() kvnode.Peers {
 	late := p.below.BehindIn(peerTier)
@@ -77,11 +86,11 @@ func (p *peerPart) view() kvnode.Peers {
 	v.Behind = kvnode.PeerBehind{Tokens: p.unreplicated(), Blocks: late.Blocks, Bytes: late.Bytes, GivenUp: late.GivenUp}
 	stats := p.store.Stats()
 	for _, st := range p.store.States() {
-		n, of := kvnode.PeerNode{ID: st.ID, Zone: st.Zone, Address: st.Addr, State: "up", Trouble: st.Trouble, Owed: st.Owed}, stats[st.ID]
+		n, of := kvnode.PeerNode{ID: st.ID, Zone: st.Zone, Address: st.Addr, State: "up", Trouble: st.Trouble, Answered: st.Answered, Owed: st.Owed}, stats[st.ID]
 		switch {
 		case st.Gone:
 			n.State = "left"
-		case st.Trouble != "":
+		case st.Trouble != "" || st.Away:
 			n.State = "failing"
 		}
 		n.Used, n.Limit, n.Copied, n.CopiedBytes = of.Used, of.Limit, of.Puts, of.PutBytes

@@ -65,7 +65,7 @@ func (o *peerOptions) open(ctx context.Context, e *env, near *arena.Store, regis
 	}
 	p.store, err = peers.New(peers.Config{
 		Self: o.self, Near: near, Copies: o.replicas, Interval: o.interval, Bandwidth: o.bytes, Book: o.book, Own: p, Registry: registry, Log: e.log,
-		Left: func() { p.offer() },
+		Lost: func() { p.offer() },
 		Open: func(m placement.Member) (peers.Peer, error) {
 			c := client
 			c.Addr, c.Name = m.Addr, "peer "+m.ID
@@ -96,13 +96,14 @@ func (p *peerPart) unreplicated() int64 {
 	return max(p.below.BehindIn(peerTier).Tokens+p.store.Behind(), 0)
 }
 
-// offered is how many blocks are offered again when a host has gone that may have had copies.
-const offered = 4096
+// offered is how many blocks are offered again when a host has gone that may have had copies:
+// as many as peers knows of.
+const offered = 1 << 16
 
-// offer offers the newest blocks to the other hosts again.
+// offer offers those of the newest blocks to the other hosts again that are on too few.
 func (p *peerPart) offer() {
 	if p.below != nil {
-		p.below.Offer(p.near.Newest(offered))
+		p.below.OfferIn(peerTier, p.store.Missing(p.near.Newest(offered)))
 	}
 }
 
@@ -122,6 +123,7 @@ func (p *peerPart) start(ctx context.Context, group *errgroup.Group, below *stac
 		}
 		return nil
 	})
+	p.offer() // what is left of the process before, of which this one knows nothing
 	if p.o.registry == "" {
 		p.store.SetMembers(p.o.list)
 		return nil

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Peers is what a node knows of the nodes of other hosts, which keep copies for it.
@@ -40,6 +41,9 @@ type PeerNode struct {
 	// State is "up", "failing" or "left", and Trouble why it is not up.
 	State   string `json:"state"`
 	Trouble string `json:"trouble,omitempty"`
+	// Answered is when it answered last, by the clock of the node that was asked; zero = it
+	// has not since that started.
+	Answered time.Time `json:"last_answer,omitzero"`
 	// Used and Limit are bytes of its memory, as it said last; Limit 0 = it has not.
 	Used  int64 `json:"used_bytes"`
 	Limit int64 `json:"limit_bytes"`

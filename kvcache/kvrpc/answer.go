@@ -82,7 +82,7 @@ func (c *control) Stats(context.Context, *kvrpcpb.StatsRequest) (*kvrpcpb.StatsR
 		st.Refused[i] += n
 	}
 	b, err := json.Marshal(st)
-	return &kvrpcpb.StatsResponse{Stats: b}, controlStatus(err)
+	return &kvrpcpb.StatsResponse{Stats: b, Memory: []byte(c.s.cfg.MemoryID)}, controlStatus(err)
 }
 
 // OpenTail implements the service.

@@ -116,6 +116,10 @@ type ServerConfig struct {
 	// Forget is what drops and erasures of peers are of: the store, and what else of this
 	// host has the same blocks. Default: the store, if it is a kvcache.Forgetter.
 	Forget kvcache.Forgetter
+	// MemoryID names the memory of the store, 64 bytes at most: with another name peers know
+	// that what they put before is gone. Default: the arena's, if the store is one, else it is
+	// not told.
+	MemoryID string
 	// Wrote, if any, is told of each block that a peer has put.
 	Wrote func(kvcache.Found)
 	// Connections is how many are served at once; default 256.

@@ -186,19 +186,40 @@ func (c *Client) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Lab
 // PeerStats are the counters of the peer's store, of all who use it.
 func (c *Client) PeerStats(ctx context.Context) (st kvcache.Stats, err error) {
 	err = c.call(ctx, "stats", func(ctx context.Context) (err error) {
-		st, err = c.peerStats(ctx)
+		st, _, err = c.peerStats(ctx)
 		return err
 	})
 	return st, err
 }
 
-// peerStats asks for them.
-func (c *Client) peerStats(ctx context.Context) (st kvcache.Stats, err error) {
+// mostMemoryID bounds the name of a peer's memory, in bytes.
+const mostMemoryID = 64
+
+// Probe asks the peer whether it is there, and for the name of its memory: with another one
+// than before, what was put there is gone. "" = the peer does not tell. It counts like any
+// call, so a peer that is back is known to be.
+func (c *Client) Probe(ctx context.Context) (memory string, err error) {
+	err = c.call(ctx, "probe", func(ctx context.Context) error {
+		st, id, err := c.peerStats(ctx)
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		c.last = st
+		c.mu.Unlock()
+		memory = string(id[:min(len(id), mostMemoryID)])
+		return nil
+	})
+	return memory, err
+}
+
+// peerStats asks for them, and for the name of the peer's memory.
+func (c *Client) peerStats(ctx context.Context) (st kvcache.Stats, memory []byte, err error) {
 	a, err := c.control.Stats(ctx, &kvrpcpb.StatsRequest{})
 	if err == nil {
 		err = json.Unmarshal(a.Stats, &st)
 	}
-	return st, err
+	return st, a.GetMemory(), err
 }
 
 // statsTime bounds how long the peer is asked for its counters.
@@ -210,7 +231,7 @@ func (c *Client) Stats() kvcache.Stats {
 	ctx, cancel := context.WithTimeout(context.Background(), min(statsTime, c.cfg.Timeout))
 	defer cancel()
 	// A scrape says nothing about the peer: it is neither counted nor held back.
-	peer, err := c.peerStats(ctx)
+	peer, _, err := c.peerStats(ctx)
 	c.mu.Lock()
 	if err == nil {
 		c.last = peer

@@ -19,6 +19,10 @@ func withStore(c ServerConfig, store kvcache.Store) ServerConfig {
 	if !ok {
 		return c
 	}
+	if c.MemoryID == "" {
+		id := a.ID()
+		c.MemoryID = string(id[:])
+	}
 	if c.Reserve == nil {
 		c.Reserve = func(ctx context.Context, ref kvcache.Ref, size int64) (Room, error) {
 			r, err := a.Reserve(ctx, ref, size)

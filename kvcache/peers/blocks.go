@@ -22,11 +22,15 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	list, passed := s.writers(s.place(f.Ref))
 	have, want := 0, s.cfg.Copies-1
 	var failed error
+	var asked []*member // and have answered
 	for _, m := range list {
 		if have == want {
 			break
 		}
 		err := s.putTo(ctx, m, f)
+		if err == nil || answered(err) {
+			asked = append(asked, m)
+		}
 		switch {
 		case err == nil:
 			have++
@@ -38,6 +42,9 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	}
 	switch {
 	case have > 0:
+		if have < want {
+			s.missedBy(asked)
+		}
 		return nil
 	case passed || failed == nil:
 		return errors.Join(errNobody(), failed)
@@ -50,8 +57,11 @@ func (s *Store) putTo(ctx context.Context, m *member, f *kvcache.Frame) error {
 	if err := s.admit(ctx, f.Total); err != nil {
 		return fmt.Errorf("wait for bandwidth: %w", err)
 	}
-	begin := time.Now()
+	begin, memories := time.Now(), s.memories(m)
 	err := m.peer.Put(ctx, f)
+	if err == nil && s.memories(m) != memories {
+		return fmt.Errorf("put block to KV peer %s: %w", m.ID, errOther)
+	}
 	if s.called(ctx, m, begin, err) != nil {
 		if errors.Is(err, kvcache.ErrFull) {
 			s.metrics.full.WithLabelValues(m.ID).Inc()

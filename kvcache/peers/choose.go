@@ -127,8 +127,12 @@ func (s *Store) unheard(key kvcache.Key, id string) {
 	}
 }
 
-// has says whether a member is known to have a block.
-func (s *Store) has(key kvcache.Key) bool { return len(s.holdersOf(key)) > 0 }
+// has says whether a member that is there is known to have a block.
+func (s *Store) has(key kvcache.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.presentLocked(key) > 0
+}
 
 // holdersOf are the ids of the members that are known to have a block.
 func (s *Store) holdersOf(key kvcache.Key) []string {
@@ -145,13 +149,23 @@ func (s *Store) called(ctx context.Context, m *member, begin time.Time, err erro
 	defer s.mu.Unlock()
 	switch {
 	case err == nil || answered(err):
-		m.until, m.wrong = time.Time{}, ""
+		back := !m.failing.IsZero() || m.answered.IsZero()
+		m.until, m.wrong, m.failing, m.answered = time.Time{}, "", time.Time{}, now
+		if back {
+			s.probeLocked(m) // with which memory?
+		}
 	case errors.Is(context.Cause(ctx), context.Canceled), ctx.Err() != nil && now.Sub(begin) < hung:
 	default:
 		if m.wrong == "" {
 			s.cfg.Log.Warn("KV peer fails and is passed over", "peer", m.ID, "err", err)
 		}
-		m.until, m.wrong = now.Add(rest), err.Error()
+		if m.failing.IsZero() {
+			m.failing = now
+		}
+		m.until = now.Add(rest)
+		if m.wrong == "" || !errors.Is(err, remote.ErrAway) { // that says less than what was before
+			m.wrong = err.Error()
+		}
 		s.metrics.failed.WithLabelValues(m.ID).Inc()
 	}
 	return err

@@ -20,6 +20,13 @@
 //
 // A member that failed is passed over for a second, where others are, and told nothing.
 //
+// # Losing copies
+//
+// Each member is probed every 2 s, and names its memory. What is on one that has failed for
+// 5 s, or has left, is on no other host; what was on one whose memory has another name is
+// forgotten, however short it was away. Missing says which blocks are on too few hosts then,
+// and the tails whose copies were there are copied anew.
+//
 // # Forgetting
 //
 // Drop and EraseTenant go to all members, and name those that could not, also those that have

@@ -19,13 +19,15 @@ import (
 type host struct {
 	*dirstore.Store
 
-	mu    sync.Mutex
-	err   error         // of every call
-	full  bool          // of every put
-	delay time.Duration // of every call
-	hang  bool          // calls wait until their context ends
-	gets  int
-	puts  []kvcache.Ref
+	mu     sync.Mutex
+	err    error         // of every call
+	full   bool          // of every put
+	delay  time.Duration // of every call
+	hang   bool          // calls wait until their context ends
+	gets   int
+	late   time.Duration // of every put, when it is through
+	puts   []kvcache.Ref
+	memory string // its name
 }
 
 // set changes what a host does.
@@ -64,6 +66,11 @@ func (h *host) Put(ctx context.Context, f *kvcache.Frame) error {
 		return kvcache.ErrFull
 	}
 	h.puts = append(h.puts, f.Ref)
+	if late := h.late; late > 0 {
+		h.mu.Unlock()
+		time.Sleep(late)
+		h.mu.Lock()
+	}
 	return h.Store.Put(ctx, f)
 }
 

@@ -58,6 +58,10 @@ type followed struct {
 	// tail before has.
 	block kvcache.Key
 	kept  int
+	// host is the id of the member that has the copy, and anew says that this counts no more:
+	// the copy is to be begun anew.
+	host string
+	anew bool
 
 	// Of the goroutine that copies.
 	writer kvcache.TailWriter // nil = there is none
@@ -270,9 +274,28 @@ func (f *follower) send(t *followed, spec kvcache.TailSpec, sent int) error {
 func (f *follower) note(t *followed, spec kvcache.TailSpec, sent int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if t.spec == spec {
-		t.sent = sent
+	if t.spec == spec && !t.anew {
+		t.sent, t.host = sent, t.on.ID
 	}
+}
+
+// lostOn notes that copies on a member do not count any more.
+func (f *follower) lostOn(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.tails {
+		if t.host == id {
+			t.sent, t.kept, t.anew = t.spec.First, 0, true
+		}
+	}
+}
+
+// beginsAnew says, once, whether the copy of a tail is to be begun anew.
+func (f *follower) beginsAnew(t *followed) (anew bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	anew, t.anew = t.anew, false
+	return anew
 }
 
 // lost notes that the copy of a tail is on a host that does not answer.
@@ -287,7 +310,7 @@ func (f *follower) lost(t *followed, spec kvcache.TailSpec) {
 // whether that is empty.
 func (f *follower) ready(ctx context.Context, t *followed, spec kvcache.TailSpec) (fresh bool, err error) {
 	s := f.s
-	if t.writer != nil && s.passedOver(t.on) {
+	if anew := f.beginsAnew(t); t.writer != nil && (anew || s.passedOver(t.on)) {
 		t.leave()
 		f.lost(t, spec)
 	}

@@ -44,7 +44,7 @@ func newMetrics(reg prometheus.Registerer, s *Store) *metrics {
 // up describes the gauge of each member; it is built anew each time, for there are no
 // package variables.
 func (m *metrics) up() *prometheus.Desc {
-	return prometheus.NewDesc("kvmesh_kv_peer_up", "1 for a member whose last call went well, or that was not called yet, 0 for one that fails.", []string{"peer", "zone"}, nil)
+	return prometheus.NewDesc("kvmesh_kv_peer_up", "1 for a member that answered when it was last called or probed, or has not been yet, 0 for one that fails.", []string{"peer", "zone"}, nil)
 }
 
 // owed describes the gauge of those that have something to forget, in the same way.

@@ -40,9 +40,10 @@ type Config struct {
 	// Bandwidth bounds what is written to all peers together, in bytes a second; 0 = it is
 	// not bounded.
 	Bandwidth int64
-	// Left, if any, is called, on a goroutine of its own, when members have gone: what was
-	// on them may be on no other host any more, so it is worth offering it again.
-	Left func()
+	// Lost, if any, is called, on a goroutine of its own, when members have gone, are away for
+	// longer than a moment or have lost their memory, and when somebody is back: what Missing
+	// says is worth offering again.
+	Lost func()
 	// Keep is how long a member that has gone, and what placement said with it, count for
 	// reads; default 1 min.
 	Keep time.Duration
@@ -140,6 +141,7 @@ func New(cfg Config) (*Store, error) {
 	s.load()
 	s.tails.begin(s)
 	s.done.Go(s.settle)
+	s.done.Go(s.watch)
 	return s, nil
 }
 
@@ -152,6 +154,18 @@ type member struct {
 	until time.Time // it is passed over until then
 	wrong string    // the last failure, "" = the last call went well
 	gone  time.Time // when it was no longer a member; zero = it is one
+
+	failing  time.Time // when it failed first, of those times that are the last; zero = it does not
+	answered time.Time // when it answered last; zero = never
+	// missed says that a block is on too few members because this one was not there.
+	missed bool
+	// away says that it has failed for so long that what it has does not count.
+	away bool
+	// memory is the name of its memory, "" = not known yet, and memories how often that was
+	// found to be another one.
+	memory   string
+	memories int
+	probing  bool
 }
 
 // SetMembers says who is there now, this host included or not. A member that has another
@@ -182,21 +196,24 @@ func (s *Store) setMembers(list []placement.Member, now time.Time) (news bool) {
 	}
 	there := map[string]bool{}
 	s.live = nil
+	var left []string
 	for _, m := range list {
+		if was := s.members[m.ID]; was != nil && was.Addr != m.Addr {
+			left = append(left, m.ID)
+		}
 		if s.meetLocked(m) {
 			there[m.ID] = true
 			s.live = append(s.live, m)
 		}
 	}
-	left := false
 	for id, m := range s.members {
 		if !there[id] && m.gone.IsZero() {
-			m.gone, left = now, true
+			m.gone, left = now, append(left, id)
 			s.cfg.Log.Info("KV peer has left", "peer", id)
 		}
 	}
-	if left && s.cfg.Left != nil {
-		s.done.Go(s.cfg.Left)
+	if len(left) > 0 {
+		s.done.Go(func() { s.lost(left...) })
 	}
 	return s.metLocked(now)
 }
@@ -209,6 +226,7 @@ func (s *Store) meetLocked(m placement.Member) bool {
 	if was := s.members[m.ID]; was != nil {
 		if was.Addr == m.Addr {
 			was.Member, was.gone = m, time.Time{}
+			s.probeLocked(was)
 			return true
 		}
 		s.endLocked(was)
@@ -219,13 +237,15 @@ func (s *Store) meetLocked(m placement.Member) bool {
 		return false
 	}
 	s.members[m.ID] = &member{Member: m, peer: p}
+	s.probeLocked(s.members[m.ID])
 	s.cfg.Log.Info("KV peer has joined", "peer", m.ID, "zone", m.Zone, "addr", m.Addr)
 	return true
 }
 
-// endLocked forgets a member. Its peer is closed when its calls have ended.
+// endLocked forgets a member, and what it had. Its peer is closed when its calls have ended.
 func (s *Store) endLocked(m *member) {
 	delete(s.members, m.ID)
+	s.purgeLocked(m.ID)
 	s.done.Go(func() { s.shut(m) })
 }
 
@@ -271,6 +291,10 @@ type State struct {
 	Gone bool
 	// Trouble is the last failure, "" = the last call went well or there was none.
 	Trouble string
+	// Away says that it has failed for so long that what it has does not count.
+	Away bool
+	// Answered is when it answered last; zero = never.
+	Answered time.Time
 	// Owed is how many tenants and models it is still to forget.
 	Owed int
 }
@@ -281,7 +305,9 @@ func (s *Store) States() []State {
 	defer s.mu.Unlock()
 	list := s.awayLocked()
 	for _, m := range s.members {
-		list = append(list, State{m.Member, !m.gone.IsZero(), m.wrong, s.owedLocked(m.ID)})
+		list = append(list, State{
+			Member: m.Member, Gone: !m.gone.IsZero(), Trouble: m.wrong, Away: m.away, Answered: m.answered, Owed: s.owedLocked(m.ID),
+		})
 	}
 	slices.SortFunc(list, func(a, b State) int { return cmp.Compare(a.ID, b.ID) })
 	return list

@@ -192,7 +192,7 @@ func TestComeAndGo(t *testing.T) {
 		s := newSite(t, 12, 1)
 		defer s.close()
 		left := make(chan struct{}, 1)
-		p := s.store("a", func(c *peers.Config) { c.Left = func() { left <- struct{}{} } })
+		p := s.store("a", func(c *peers.Config) { c.Lost = func() { left <- struct{}{} } })
 		defer p.Close()
 		var all [][]int32
 		var frames [][]*kvcache.Frame

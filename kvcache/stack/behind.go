@@ -37,18 +37,28 @@ func (s *Stack) Wrote(b kvcache.Found) {
 
 // Offer notes blocks that the near store has had for longer, of which nobody knows whether
 // the far tiers have them. They wait, in their order, until a tier's queue is less than half
-// full, so that new ones have room. It never waits.
+// full, so that new ones have room. What waits already is not offered again. It never waits.
 func (s *Stack) Offer(blocks []kvcache.Found) {
+	s.offerTo(func(*tier) bool { return true }, blocks)
+}
+
+// OfferIn is Offer for one tier.
+func (s *Stack) OfferIn(name string, blocks []kvcache.Found) {
+	s.offerTo(func(t *tier) bool { return t.Name == name }, blocks)
+}
+
+// offerTo is Offer for some tiers.
+func (s *Stack) offerTo(which func(*tier) bool, blocks []kvcache.Found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return
 	}
 	for _, t := range s.tiers {
-		for _, b := range blocks {
-			t.count(b, 1)
+		if which(t) {
+			fresh := t.countFresh(blocks)
+			s.done.Go(func() { s.offer(t, fresh) })
 		}
-		s.done.Go(func() { s.offer(t, blocks) })
 	}
 }
 
@@ -97,8 +107,33 @@ func (s *Stack) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	return nil
 }
 
+// countFresh notes blocks that wait from now on, and returns them: those that do not yet.
+func (t *tier) countFresh(blocks []kvcache.Found) (fresh []kvcache.Found) {
+	t.waits.Lock()
+	defer t.waits.Unlock()
+	for _, b := range blocks {
+		if t.waits.times[b.Key] == 0 {
+			fresh = append(fresh, b)
+			t.countLocked(b, 1)
+		}
+	}
+	return fresh
+}
+
 // count notes a block that waits, or does so no longer.
 func (t *tier) count(b kvcache.Found, n int64) {
+	t.waits.Lock()
+	defer t.waits.Unlock()
+	t.countLocked(b, n)
+}
+
+func (t *tier) countLocked(b kvcache.Found, n int64) {
+	if t.waits.times == nil {
+		t.waits.times = map[kvcache.Key]int{}
+	}
+	if t.waits.times[b.Key] += int(n); t.waits.times[b.Key] <= 0 {
+		delete(t.waits.times, b.Key)
+	}
 	t.behind.blocks.Add(n)
 	t.behind.bytes.Add(n * b.Size)
 	t.behind.tokens.Add(n * int64(b.Tokens))

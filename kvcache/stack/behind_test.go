@@ -127,7 +127,9 @@ func TestOffer(t *testing.T) {
 		for _, f := range old {
 			list = append(list, kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total})
 		}
+		r.OfferIn("a", list[:5])
 		r.Offer(list)
+		r.OfferIn("a", list) // waits already
 		<-time.After(time.Second)
 		if n := r.tiers[0].behind.blocks.Load(); n != 20 || r.b.count() != 20 {
 			t.Errorf("%d blocks wait for the tier that hangs, the other one has %d", n, r.b.count())

@@ -19,6 +19,11 @@ type tier struct {
 	room  *semaphore.Weighted
 	// behind is what waits in the queue or is being written.
 	behind struct{ blocks, bytes, tokens atomic.Int64 }
+	// waits has how often each of these blocks waits, so that none is offered that does.
+	waits struct {
+		sync.Mutex
+		times map[kvcache.Key]int
+	}
 	// givenUp counts blocks that were not written although they were there.
 	givenUp atomic.Int64
 

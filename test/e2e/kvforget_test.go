@@ -173,9 +173,6 @@ func TestPeersForget(t *testing.T) {
 	}
 
 	h.nodes[2].kill()
-	if err := h.client(0).Put(t.Context(), frameOf(t, "model", "late")); err != nil {
-		t.Fatal(err)
-	}
 	testmesh.Eventually(t, "the dead host fails", time.Minute, func() bool { return h.state("c").State == "failing" })
 	h.invalidate("c", "--fingerprint", old.Fingerprint.String())
 	h.nodes[0].kill()

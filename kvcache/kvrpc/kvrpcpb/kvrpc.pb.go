@@ -708,7 +708,10 @@ func (*StatsRequest) Descriptor() ([]byte, []int) {
 type StatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The counters by the names of kvcache.Stats, as JSON.
-	Stats         []byte `protobuf:"bytes,1,opt,name=stats,proto3" json:"stats,omitempty"`
+	Stats []byte `protobuf:"bytes,1,opt,name=stats,proto3" json:"stats,omitempty"`
+	// Names the store's memory; another name says that what was put before is gone. Empty: it
+	// is not told.
+	Memory        []byte `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -746,6 +749,13 @@ func (*StatsResponse) Descriptor() ([]byte, []int) {
 func (x *StatsResponse) GetStats() []byte {
 	if x != nil {
 		return x.Stats
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetMemory() []byte {
+	if x != nil {
+		return x.Memory
 	}
 	return nil
 }
@@ -1261,9 +1271,10 @@ const file_kvcache_kvrpc_kvrpcpb_kvrpc_proto_rawDesc = "" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\"\x0f\n" +
 	"\rLabelResponse\"\x0e\n" +
-	"\fStatsRequest\"%\n" +
+	"\fStatsRequest\"=\n" +
 	"\rStatsResponse\x12\x14\n" +
-	"\x05stats\x18\x01 \x01(\fR\x05stats\"\xb7\x01\n" +
+	"\x05stats\x18\x01 \x01(\fR\x05stats\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\fR\x06memory\"\xb7\x01\n" +
 	"\x0fOpenTailRequest\x12,\n" +
 	"\x05space\x18\x01 \x01(\v2\x16.kvmesh.kvrpc.v1.SpaceR\x05space\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\fR\x06stream\x12\x16\n" +

@@ -1,0 +1,166 @@
+package peers_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvmesh/kvmesh/kvcache"
+	"github.com/kvmesh/kvmesh/kvcache/peers"
+	"github.com/kvmesh/kvmesh/kvcache/remote"
+)
+
+// Probe names the memory of a host that answers.
+func (h *host) Probe(ctx context.Context) (string, error) {
+	if err := h.enter(ctx); err != nil {
+		return "", err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.memory, nil
+}
+
+// foundOf are blocks as a store lists them.
+func foundOf(frames []*kvcache.Frame) (list []kvcache.Found) {
+	for _, f := range frames {
+		list = append(list, kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total})
+	}
+	return list
+}
+
+// stateOf is what is known of a host.
+func stateOf(t testing.TB, p *peers.Store, id string) peers.State {
+	t.Helper()
+	for _, st := range p.States() {
+		if st.ID == id {
+			return st
+		}
+	}
+	t.Fatalf("nothing is known of %s", id)
+	return peers.State{}
+}
+
+// TestSilentDeath: a host that nobody calls is found to fail, and soon what it has counts as
+// being on no other host: blocks, and the copy of a tail. When it is back with its memory, its
+// blocks count again.
+func TestSilentDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		var lost atomic.Int32
+		p := s.store("a", func(c *peers.Config) { c.Lost = func() { lost.Add(1) } })
+		defer p.Close()
+		b := s.hosts["b"]
+		b.set(func(h *host) { h.memory = "one" })
+		frames, _ := chain(t, 1, 20)
+		put(t, p, frames)
+		st := open(t, s, p, 0, frames[19].Key, 160)
+		st.grow(20)
+		time.Sleep(3 * time.Second)
+		missing := func() int { return len(p.Missing(foundOf(frames))) }
+		if up := stateOf(t, p, "b"); up.Trouble != "" || time.Since(up.Answered) > 3*time.Second || missing() != 0 || p.Behind() != 0 || lost.Load() != 0 {
+			t.Fatalf("%+v; %d blocks and %d tokens are on no other host, lost %d times", up, missing(), p.Behind(), lost.Load())
+		}
+		b.set(func(h *host) { h.err = errors.New("connection refused") })
+		time.Sleep(3 * time.Second)
+		if down := stateOf(t, p, "b"); down.Trouble == "" || down.Away || missing() != 0 {
+			t.Errorf("after a moment: %+v, %d blocks on no other host", down, missing())
+		}
+		time.Sleep(6 * time.Second)
+		if down := stateOf(t, p, "b"); !down.Away || missing() != 20 || p.Behind() != 20 || lost.Load() != 1 {
+			t.Errorf("after 9 s: %+v; %d of 20 blocks and %d of 20 tokens are on no other host, lost %d times", down, missing(), p.Behind(), lost.Load())
+		}
+		b.set(func(h *host) { h.err = nil })
+		time.Sleep(4 * time.Second)
+		if up := stateOf(t, p, "b"); up.Away || up.Trouble != "" || missing() != 0 || p.Behind() != 0 || lost.Load() != 2 {
+			t.Errorf("it is back: %+v; %d blocks and %d tokens are on no other host, lost %d times", up, missing(), p.Behind(), lost.Load())
+		}
+		s.add("c", "zone-0")
+		other := s.store("c", nil)
+		defer other.Close()
+		if _, end := st.elsewhere(other); end != 180 {
+			t.Errorf("the copy of the tail ends at %d, want 180", end)
+		}
+	})
+}
+
+// TestOtherMemory: a host that has another memory has nothing of what was put before, however
+// short it was away; a block that is being put meanwhile is not taken for written.
+func TestOtherMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 3, 3)
+		defer s.close()
+		lost := make(chan struct{}, 8)
+		for _, id := range []string{"b", "c"} {
+			s.hosts[id].set(func(h *host) { h.memory = "one of " + id })
+		}
+		p := s.store("a", func(c *peers.Config) { c.Copies, c.Lost = 3, func() { lost <- struct{}{} } })
+		defer p.Close()
+		frames, _ := chain(t, 1, 20)
+		put(t, p, frames)
+		time.Sleep(3 * time.Second)
+		if n := len(p.Missing(foundOf(frames))); n != 0 || len(lost) != 0 {
+			t.Fatalf("%d blocks are on too few hosts", n)
+		}
+		s.hosts["b"].set(func(h *host) { h.memory = "another" })
+		<-lost
+		if n := len(p.Missing(foundOf(frames))); n != 20 {
+			t.Errorf("%d of 20 blocks are on too few hosts", n)
+		}
+		put(t, p, frames)
+		if n := len(p.Missing(foundOf(frames))); n != 0 || stateOf(t, p, "b").Trouble != "" {
+			t.Errorf("%d blocks are on too few hosts when they are copied again", n)
+		}
+
+		s.list = s.list[:2]
+		p.SetMembers(s.list)
+		<-lost
+		if n := len(p.Missing(foundOf(frames))); n != 0 {
+			t.Errorf("%d blocks are on too few hosts, where one has left", n)
+		}
+		b := s.hosts["b"]
+		b.set(func(h *host) { h.late, h.memory = 5*time.Second, "a third" })
+		fresh, _ := chain(t, 2, 1)
+		if err := p.Put(t.Context(), fresh[0]); !errors.Is(err, remote.ErrAway) {
+			t.Errorf("a block that was put while the memory was lost: %v", err)
+		}
+		b.set(func(h *host) { h.late = 0 })
+		put(t, p, fresh)
+		if n := len(p.Missing(foundOf(fresh))); n != 0 {
+			t.Error("the block is not known to be there")
+		}
+	})
+}
+
+// TestMissedOut: a host that was not there for a moment, while a block went to another one only,
+// is given it when it answers.
+func TestMissedOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 3, 3)
+		defer s.close()
+		c := s.hosts["c"]
+		c.set(func(h *host) { h.err = errors.New("connection refused") })
+		back := make(chan struct{}, 8)
+		p := s.store("a", func(c *peers.Config) { c.Copies, c.Lost = 3, func() { back <- struct{}{} } })
+		defer p.Close()
+		time.Sleep(time.Second / 2)
+		frames, _ := chain(t, 1, 2)
+		put(t, p, frames)
+		if n := s.blocksOn("c", frames); n != 0 || len(p.Missing(foundOf(frames))) != 2 {
+			t.Errorf("the dead host has %d blocks; 2 are on too few, not %d", n, len(p.Missing(foundOf(frames))))
+		}
+		c.set(func(h *host) { h.err = nil })
+		<-back
+		put(t, p, frames)
+		if n := s.blocksOn("c", frames); n != 2 || len(p.Missing(foundOf(frames))) != 0 {
+			t.Errorf("%d of 2 blocks are on the host that is there; %d are on too few", n, len(p.Missing(foundOf(frames))))
+		}
+		time.Sleep(time.Minute)
+		if len(back) != 0 {
+			t.Error("who is there is back again and again")
+		}
+	})
+}
