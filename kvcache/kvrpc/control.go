@@ -44,7 +44,7 @@ func (d *dialer) control() (*grpc.ClientConn, error) {
 	if d.TLS != nil {
 		creds = credentials.NewTLS(withProtos(d.TLS, d.host, protoControl))
 	}
-	retry := backoff.Config{BaseDelay: min(100*time.Millisecond, d.Away), Multiplier: 1.6, Jitter: 0.2, MaxDelay: d.Away}
+	retry := backoff.Config{BaseDelay: min(100*time.Millisecond, d.Away), Multiplier: 1.6, Jitter: 0.2, MaxDelay: min(time.Second, d.Away)}
 	return grpc.NewClient("passthrough:///"+d.Addr,
 		grpc.WithTransportCredentials(creds), grpc.WithNoProxy(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return d.raw(ctx) }),
@@ -196,21 +196,20 @@ func (c *Client) PeerStats(ctx context.Context) (st kvcache.Stats, err error) {
 const mostMemoryID = 64
 
 // Probe asks the peer whether it is there, and for the name of its memory: with another one
-// than before, what was put there is gone. "" = the peer does not tell. It counts like any
-// call, so a peer that is back is known to be.
+// than before, what was put there is gone. "" = the peer does not tell. A failure does not
+// count, so that nobody's call is held back for it; an answer does, so that none is any more.
 func (c *Client) Probe(ctx context.Context) (memory string, err error) {
-	err = c.call(ctx, "probe", func(ctx context.Context) error {
-		st, id, err := c.peerStats(ctx)
-		if err != nil {
-			return err
-		}
-		c.mu.Lock()
-		c.last = st
-		c.mu.Unlock()
-		memory = string(id[:min(len(id), mostMemoryID)])
-		return nil
-	})
-	return memory, err
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	st, id, err := c.peerStats(ctx)
+	if err != nil {
+		return "", fmt.Errorf("%s: probe: %w", c.cfg.Name, controlError(ctx, err))
+	}
+	c.ops.Answered()
+	c.mu.Lock()
+	c.last = st
+	c.mu.Unlock()
+	return string(id[:min(len(id), mostMemoryID)]), nil
 }
 
 // peerStats asks for them, and for the name of the peer's memory.

@@ -108,6 +108,10 @@ func (o *Ops) begin(ctx context.Context, name string, limit time.Duration) (cont
 	return ctx, op, nil
 }
 
+// Answered notes that the server has answered something that no call was: it is left alone
+// no longer.
+func (o *Ops) Answered() { o.gate.report(false, time.Now()) }
+
 // The names of calls.
 const (
 	OpPut    = "put"

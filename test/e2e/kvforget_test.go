@@ -150,6 +150,10 @@ func TestPeersForget(t *testing.T) {
 		}
 		return on
 	}
+	testmesh.Eventually(t, "the first host has met the others", time.Minute, func() bool {
+		b, c := h.state("b"), h.state("c")
+		return b.State == "up" && c.State == "up" && !b.Answered.IsZero() && !c.Answered.IsZero()
+	})
 	testmesh.Eventually(t, "all hosts have everything", time.Minute, func() bool {
 		return unreplicated(h.nodes[1]) == 0 && h.nodes[1].metric("kvmesh_kv_stack_behind_blocks") == 0 && there(acme)+there(other)+there(old) == "abcabcabc"
 	})
