@@ -68,7 +68,7 @@ func (h *host) Put(ctx context.Context, f *kvcache.Frame) error {
 	h.puts = append(h.puts, f.Ref)
 	if late := h.late; late > 0 {
 		h.mu.Unlock()
-		time.Sleep(late)
+		<-time.After(late)
 		h.mu.Lock()
 	}
 	return h.Store.Put(ctx, f)
