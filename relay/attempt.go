@@ -56,6 +56,8 @@ type attempt struct {
 	// thaw is not nil while the answer is about to go on elsewhere: then it waits. It is
 	// closed when the answer stays after all. Whoever holds the pen changes it.
 	thaw chan struct{}
+	// frozen says the same to everybody.
+	frozen atomic.Bool
 }
 
 // outcome is how an attempt ended.
@@ -270,7 +272,7 @@ func (a *attempt) account(o *outcome) {
 		switch cause := context.Cause(j.ctx); {
 		case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle):
 			o.result = resultTimeout
-			if !j.waits(a, time.Now()) {
+			if !a.frozen.Load() && !j.queues(a, time.Now()) {
 				o.blame = failed
 			}
 		case errors.Is(cause, errRequest):

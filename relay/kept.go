@@ -173,6 +173,9 @@ func (s *keptStream) ended() {
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
 	s.over = s.given == nil || s.first+len(s.events) > s.numbered
+	if w := s.all.shared; w != nil && !w.down {
+		w.againLocked(s) // its last event may have come while the store was away
+	}
 	s.cancel()
 	s.at.poke()
 }

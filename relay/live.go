@@ -88,7 +88,7 @@ func (l *live) standing(a *attempt, now time.Time, least, most time.Duration) st
 	defer l.mu.Unlock()
 	for b := range l.byWorker[a.w.id] {
 		since := b.since.Load()
-		if b == a || !b.speaks.Load() || since == 0 { // its client is slow
+		if b == a || !b.speaks.Load() || b.frozen.Load() || since == 0 { // its client is slow
 			continue
 		}
 		if now.Sub(time.Unix(0, since)) <= brisk {
@@ -102,7 +102,7 @@ func (l *live) standing(a *attempt, now time.Time, least, most time.Duration) st
 	}
 	for id, of := range l.byWorker {
 		for b := range of {
-			if id == a.w.id || b.place.pool != a.place.pool || !b.speaks.Load() || b.since.Load() == 0 {
+			if id == a.w.id || b.place.pool != a.place.pool || !b.speaks.Load() || b.frozen.Load() || b.since.Load() == 0 {
 				continue
 			}
 			if s.others++; b.pace.quiet(now) < b.pace.stall(least, most)/2 {

@@ -201,15 +201,6 @@ func (j *job) depart(why leaving) (stays string) {
 	if stays := j.r.refuses(why.to, a.w); stays != "" {
 		return stays
 	}
-	w, ok := j.target(a, []string{a.w.id}, why.to)
-	switch {
-	case !ok:
-		j.arm(lookAgain)
-		return "no other worker with the same weights takes it"
-	case flows && !w.room: // it would wait there, and here it goes on
-		j.arm(lookAgain)
-		return "no other worker with the same weights has room for it"
-	}
 	if !flows && !j.r.retries.try() {
 		if !j.denied { // once for each that is put off, not for each look
 			j.r.metrics.denied.Inc()
@@ -218,9 +209,18 @@ func (j *job) depart(why leaving) (stays string) {
 		j.arm(lookAgain / 5)
 		return "too many answers are being moved"
 	}
+	w, ok := j.target(a, []string{a.w.id}, why.to, flows) // it would wait there, and here it goes on
+	if !ok {
+		if j.arm(lookAgain); flows {
+			return "no other worker with the same weights has room for it"
+		}
+		j.r.retries.leave()
+		return "no other worker with the same weights takes it"
+	}
 	b := j.newAttempt(w, why.cause)
 	if flows {
 		a.thaw = make(chan struct{}) // what it says from here on waits
+		a.frozen.Store(true)
 	} else {
 		b.free = once(j.r.retries.leave)
 	}
@@ -265,9 +265,12 @@ func (r *Relay) unknown(to string) string {
 // hedge has another worker try beside one that is silent before the first token:
 // whichever answers first wins. The pen is held.
 func (j *job) hedge(a *attempt, why leaving) {
-	exclude := append(j.failed(), a.w.id)
-	list := j.choose(exclude)
-	if len(list) == 0 || j.hunt.more >= retries(j.route) || !j.r.retries.try() {
+	if j.hunt.more >= retries(j.route) || !j.r.retries.try() {
+		return
+	}
+	list := j.choose(append(j.failed(), a.w.id))
+	if len(list) == 0 {
+		j.r.retries.leave()
 		return
 	}
 	j.hunt.more++
@@ -290,15 +293,16 @@ func moves(j *job) int {
 }
 
 // target is the worker that goes on with what a began: one of the same weights, by its
-// load and free KV. Those with room come first, and those that failed last.
-func (j *job) target(a *attempt, exclude []string, to string) (worker, bool) {
-	if w := j.hunt.to; w.id != "" {
+// load and free KV. Those with room come first, and those that failed last; room leaves
+// out all that have none.
+func (j *job) target(a *attempt, exclude []string, to string, room bool) (worker, bool) {
+	if w := j.hunt.to; w.id != "" && (to == "" || to == w.id) {
 		j.hunt.to = worker{}
 		return w, true
 	}
 	failed := append(j.failed(), exclude...)
-	if w, ok := j.withRoom(a, failed, to); ok {
-		return w, true
+	if w, ok := j.withRoom(a, failed, to); ok || room {
+		return w, ok
 	}
 	req := j.resembling(a)
 	req.Only = to
@@ -350,7 +354,7 @@ func (j *job) replace(after *attempt) bool {
 		h.last.err = lost("every worker that went on with it broke off, too")
 		return false
 	}
-	w, ok := j.target(a, nil, "")
+	w, ok := j.target(a, nil, "", false)
 	if !ok {
 		if now.Sub(h.since) >= j.route.Stream.Wait.D() {
 			h.last.err = lost("no other worker with the same weights takes it")
@@ -406,6 +410,7 @@ func (j *job) keep(a *attempt) {
 	if a.thaw != nil {
 		close(a.thaw)
 		a.thaw = nil
+		a.frozen.Store(false)
 	}
 	j.arm(lookAgain)
 }

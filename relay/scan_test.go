@@ -213,8 +213,9 @@ func TestSpliceRepeatsNothing(t *testing.T) {
 	}
 	for _, tt := range []struct{ in, want string }{ // the first attempt's own, of a server that says it twice
 		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}`, ``},
-		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"}}]}`, ``},
-		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`, `{"id":"one","choices":[],"usage":{"completion_tokens":1}}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"}}]}`, `{"id":"one","choices":[{"index":1,"delta":{"content":"y"}}]}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":"stop"}]}`, `{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":"stop"}]}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`, `{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`},
 		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"},{"index":0,"delta":{"role":"assistant","content":"a"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}]}`},
 		{`{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`},
 	} {

@@ -69,7 +69,7 @@ func (s *splicer) splice(l *ledger, data []byte) (spliced, error) {
 		l.id, l.created = bytes.Clone(v.id.of(data)), bytes.Clone(v.created.of(data))
 		l.model, l.fingerprint = bytes.Clone(v.model.of(data)), bytes.Clone(v.fingerprint.of(data))
 	}
-	if s.later || l.anyEnded(v.choices) {
+	if s.later || l.repeated(v) {
 		edits, rest = s.unrepeat(l, data, edits)
 	}
 	out := spliced{data: data}
@@ -157,10 +157,19 @@ func (l *ledger) ended(index int) bool {
 	return index < len(l.choices) && l.choices[index].finished
 }
 
-// anyEnded is ended for any of an event's choices.
-func (l *ledger) anyEnded(choices []choiceView) bool {
-	for i := range choices {
-		if l.ended(choices[i].index) {
+// repeats reports whether a choice of a first attempt's event says nothing but its end, once
+// more. What else servers say behind an end is theirs, and passes.
+func (l *ledger) repeats(c *choiceView) bool {
+	return c.finish && l.ended(c.index) && c.text == 0 && len(c.ids) == 0 && !c.calls && !c.probs && !c.strange
+}
+
+// repeated is repeats for any choice of an event without usage.
+func (l *ledger) repeated(v *chunkView) bool {
+	if v.usage.to > 0 {
+		return false
+	}
+	for i := range v.choices {
+		if l.repeats(&v.choices[i]) {
 			return true
 		}
 	}
@@ -180,7 +189,7 @@ func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, re
 		}
 		told := s.later && c.role.to > 0 && c.index < len(l.choices) && l.choices[c.index].seen
 		switch {
-		case l.ended(c.index) || told && c.bare():
+		case l.repeats(c) || s.later && l.ended(c.index) || told && c.bare():
 			edits = slices.DeleteFunc(edits, func(e edit) bool { return e.from >= c.at.from && e.to <= c.at.to })
 			if kept {
 				edits = append(edits, edit{span: span{last, c.at.to}})

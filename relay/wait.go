@@ -15,6 +15,9 @@ const reportLag = time.Second
 // mostLonger is how many times the time doubles after which an answer leaves one queue for another.
 const mostLonger = 3
 
+// mostFrozen is for how long the old worker is held back for one that may only queue.
+const mostFrozen = 8 * time.Second
+
 // waits reports whether the attempt, which has given nothing, waits for its turn: here, where
 // only so many begin at a worker at once, or in the queue of a worker that is full and works.
 // That is no stall. Safe for concurrent use.
@@ -36,7 +39,14 @@ func (j *job) waits(a *attempt, now time.Time) bool {
 	}
 	least, most := j.stallBounds()
 	s := j.r.live.standing(a, now, least, most)
-	return s.brisk+s.slow == 0 || a.pace.quiet(now) < a.pace.stall(least, most)
+	return s.brisk+s.slow == 0 || most == 0 || a.pace.quiet(now) < a.pace.stall(least, most)
+}
+
+// queues is waits, of an attempt whose time is over: a worker that has given nobody a token
+// for long does not only have a queue.
+func (j *job) queues(a *attempt, now time.Time) bool {
+	least, most := j.stallBounds()
+	return a.pace.quiet(now) < max(most, firstFactor*least) && j.waits(a, now)
 }
 
 // stallBounds are the route's bounds of the learned silence.
@@ -82,7 +92,11 @@ func (j *job) elsewhere(a *attempt, now time.Time) bool {
 // unqueue ends an attempt that waits while the old worker could go on, which it then does. One
 // that has its sequence, and computes what it needs, may look the same for some time.
 func (j *job) unqueue(a *attempt) {
-	if time.Since(a.made) < max(lookAgain, a.pace.usual())<<min(j.hunt.queued, mostLonger) {
+	patient := min(max(lookAgain, a.pace.usual())<<min(j.hunt.queued, mostLonger), mostFrozen)
+	if idle := j.route.Timeouts.StreamIdle.D(); idle > 0 {
+		patient = min(patient, idle/4)
+	}
+	if time.Since(a.made) < patient {
 		return
 	}
 	<-j.pen

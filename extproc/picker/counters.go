@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// reservedFor is how long a choice counts before the request arrives at the
+// reservedFor is how long a choice counts at least, and twice that at most, before the request arrives at the
 // relay; on the direct path nobody takes it back.
 const reservedFor = time.Second
 
@@ -16,9 +16,11 @@ type counters struct {
 	inflight atomic.Int64 // requests of this gateway being carried
 	base     atomic.Int64 // inflight when the load in the snapshot was reported
 
-	reserved   atomic.Int64 // choices made and not yet acquired
-	reservedAt atomic.Int64 // Unix ns of the last one
-	chosen     atomic.Uint64
+	// Choices made and not yet acquired, of this period of time and of the one before: so
+	// those that nobody acquires are forgotten, however many come after them.
+	reserved, before atomic.Int64
+	period           atomic.Int64 // its number
+	chosen           atomic.Uint64
 
 	openUntil atomic.Int64 // Unix ns; the breaker is open before it
 	gone      atomic.Bool  // it opened because nobody listened there
@@ -31,23 +33,42 @@ type counters struct {
 // reserve counts a choice until it is acquired, reported or old.
 func (c *counters) reserve(now time.Time, seq uint64) {
 	c.chosen.Store(seq)
-	if c.pending(now) == 0 {
-		c.reserved.Store(0)
+	if p := periodOf(now); p != c.period.Load() {
+		c.mu.Lock()
+		if was := c.period.Load(); p != was {
+			last := c.reserved.Swap(0)
+			if p != was+1 {
+				last = 0
+			}
+			c.before.Store(last)
+			c.period.Store(p)
+		}
+		c.mu.Unlock()
 	}
 	c.reserved.Add(1)
-	c.reservedAt.Store(now.UnixNano())
 }
 
+// periodOf numbers the periods in which choices are counted together.
+func periodOf(now time.Time) int64 { return now.UnixNano() / int64(reservedFor) }
+
 func (c *counters) pending(now time.Time) int64 {
-	if now.UnixNano()-c.reservedAt.Load() > int64(reservedFor) {
-		return 0
+	switch periodOf(now) - c.period.Load() {
+	case 0:
+		return c.reserved.Load() + c.before.Load()
+	case 1:
+		return c.reserved.Load()
 	}
-	return max(c.reserved.Load(), 0)
+	return 0
 }
 
 func (c *counters) acquire() {
 	c.inflight.Add(1)
-	for n := c.reserved.Load(); n > 0 && !c.reserved.CompareAndSwap(n, n-1); n = c.reserved.Load() {
+	for _, of := range []*atomic.Int64{&c.reserved, &c.before} {
+		for n := of.Load(); n > 0; n = of.Load() {
+			if of.CompareAndSwap(n, n-1) {
+				return
+			}
+		}
 	}
 }
 
@@ -55,6 +76,7 @@ func (c *counters) acquire() {
 func (c *counters) report() {
 	c.base.Store(c.inflight.Load())
 	c.reserved.Store(0)
+	c.before.Store(0)
 }
 
 // restart forgets what belonged to the worker's last incarnation.

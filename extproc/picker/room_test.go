@@ -109,3 +109,23 @@ func TestBreakersOfMost(t *testing.T) {
 		})
 	}
 }
+
+// TestForgottenChoices: choices that nobody acquires are forgotten, also while others are made.
+func TestForgottenChoices(t *testing.T) {
+	var c counters
+	now := t0
+	for i := range 400 {
+		now = now.Add(reservedFor / 4)
+		c.reserve(now, uint64(i))
+		if n := c.pending(now); n > 8 {
+			t.Fatalf("%d choices count after %v", n, now.Sub(t0))
+		}
+	}
+	if n := c.pending(now.Add(reservedFor / 2)); n == 0 {
+		t.Error("the last ones are forgotten at once")
+	}
+	c.acquire()
+	if n := c.pending(now.Add(2 * reservedFor)); n != 0 {
+		t.Errorf("%d choices count for ever", n)
+	}
+}
