@@ -176,6 +176,14 @@ func TestDrainWithoutRoom(t *testing.T) {
 // A target that turns out to be full gets the answer back from the queue: its old worker goes on. In a
 // bubble.
 func TestTargetTurnsOutFull(t *testing.T) {
+	for name, queue := range map[string]time.Duration{"a quick target": 0, "one whose queue has been long": 8 * time.Second} {
+		t.Run(name, func(t *testing.T) { turnsOutFull(t, queue) })
+	}
+}
+
+// turnsOutFull is a case of it: queue is how long first tokens have taken at the target. The
+// old worker is held back for a part of streamIdle at most, and is not to blame.
+func turnsOutFull(t *testing.T, queue time.Duration) {
 	inOwnMesh(t, func(t *testing.T, m *mesh) {
 		load := func(waiting uint32) func(int, *fleetpb.Worker) {
 			return func(i int, w *fleetpb.Worker) {
@@ -188,6 +196,9 @@ func TestTargetTurnsOutFull(t *testing.T) {
 			}
 		}
 		var seen longest
+		if queue > 0 {
+			m.relay.paces.of("w2").begun(queue)
+		}
 		body := m.follow(askHundred, func(n int) {
 			if seen.event(); n != 10 {
 				return
@@ -200,7 +211,7 @@ func TestTargetTurnsOutFull(t *testing.T) {
 			}()
 		})
 		m.checkWhole(body, 1, 100, true)
-		if got := strings.Join(m.attempts(), " "); got != "w1 w2" || m.result(resultQueued) != 1 || seen.gap > time.Second {
+		if got := strings.Join(m.attempts(), " "); got != "w1 w2" || m.result(resultQueued) != 1 || seen.gap > max(time.Second, queue/4) {
 			t.Errorf("attempts %q, %d queued, silent for %v", got, m.result(resultQueued), seen.gap)
 		}
 		for _, v := range m.relay.Attempts() {
