@@ -149,6 +149,8 @@ func (j *job) launch(a *attempt) {
 	j.r.live.carry(a, true)
 	if len(j.running) == 1 {
 		j.state.worker.Store(&a.w.id)
+	} else {
+		j.state.next.Store(&a.w.id)
 	}
 	j.state.attempt.Store(int64(a.n))
 	go func() {

@@ -197,7 +197,7 @@ func (j *job) stop() {
 // remove takes the end of an attempt.
 func (j *job) remove(e ended) {
 	j.running = slices.DeleteFunc(j.running, func(a *attempt) bool { return a == e.a })
-	if len(j.running) == 1 {
+	if j.state.next.Store(nil); len(j.running) == 1 {
 		j.state.worker.Store(&j.running[0].w.id)
 	}
 	if e.delivered {

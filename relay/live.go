@@ -152,6 +152,7 @@ func (j *job) ask(why leaving) bool {
 // state is what others may read of a job while its goroutine runs it.
 type state struct {
 	worker  atomic.Pointer[string] // that gives the answer, or is asked for it
+	next    atomic.Pointer[string] // that is asked beside it
 	pool    atomic.Pointer[string] // where, when not where the edge said
 	attempt atomic.Int64
 	events  atomic.Int64 // passed on to the client
@@ -162,9 +163,12 @@ type state struct {
 }
 
 // at is the id of the worker that is at work, "" before any is asked.
-func (s *state) at() string {
-	if w := s.worker.Load(); w != nil {
-		return *w
+func (s *state) at() string { return said(&s.worker) }
+
+// said is what p points at, "" for nothing.
+func said(p *atomic.Pointer[string]) string {
+	if s := p.Load(); s != nil {
+		return *s
 	}
 	return ""
 }
@@ -193,10 +197,8 @@ func (r *Relay) Streams(now time.Time) []fleet.StreamView {
 			ID: j.led.stream, Model: j.named, Request: j.in.Header.Get(names.RequestID), Pool: j.in.Header.Get(names.Pool), Stream: j.stream,
 			Attempt: j.state.attempt.Load(), Moves: j.state.movesSoFar(), Events: j.state.events.Load(), Seconds: now.Sub(j.start).Seconds(),
 		}
-		v.Worker, v.Gateway = j.state.at(), r.name
-		if p := j.state.pool.Load(); p != nil {
-			v.Pool = *p
-		}
+		v.Worker, v.Next, v.Gateway = j.state.at(), said(&j.state.next), r.name
+		v.Pool = cmp.Or(said(&j.state.pool), v.Pool)
 		out = append(out, v)
 	}
 	r.live.mu.Unlock()

@@ -296,9 +296,10 @@ func moves(j *job) int {
 // load and free KV. Those with room come first, and those that failed last; room leaves
 // out all that have none.
 func (j *job) target(a *attempt, exclude []string, to string, room bool) (worker, bool) {
-	if w := j.hunt.to; w.id != "" && (to == "" || to == w.id) {
-		j.hunt.to = worker{}
-		return w, true
+	if w := j.hunt.to; w.id != "" {
+		if j.hunt.to = (worker{}); to == "" || to == w.id {
+			return w, true
+		}
 	}
 	failed := append(j.failed(), exclude...)
 	if w, ok := j.withRoom(a, failed, to); ok || room {
@@ -432,6 +433,7 @@ func (j *job) settle() {
 	h.failed, h.queue, h.row, h.broken, h.asked, h.since, h.cause = nil, nil, 0, 0, 0, time.Time{}, ""
 	h.queued, h.to = 0, worker{}
 	j.state.worker.Store(&owner.w.id)
+	j.state.next.Store(nil)
 	j.arm(min(j.limitOf(owner), lookLong))
 }
 

@@ -68,3 +68,19 @@ func TestFullAndSilent(t *testing.T) {
 		}
 	}, after(t, 0, hangs))
 }
+
+// TestKeptForAnother: a sequence that was kept for an answer is not taken where an operator
+// has named another worker, and not later either. In a bubble.
+func TestKeptForAnother(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		kept := worker{id: "w2", fingerprint: "f"}
+		for _, tt := range []struct{ to, want string }{{"", "w2"}, {"w2", "w2"}, {"w3", "w3"}} {
+			j := &job{r: m.relay, hunt: hunt{to: kept}}
+			a := &attempt{j: j, w: worker{id: "w1", fingerprint: "f"}, place: place{pool: "p"}}
+			w, ok := j.target(a, []string{"w1"}, tt.to, true)
+			if !ok || w.id != tt.want || j.hunt.to.id != "" {
+				t.Errorf("to %q: %q, %v, and %q is still kept; want %q and nothing", tt.to, w.id, ok, j.hunt.to.id, tt.want)
+			}
+		}
+	}, well(t))
+}

@@ -310,6 +310,49 @@ func TestSharedEnded(t *testing.T) {
 	}
 }
 
+// An answer whose last event comes while the store is away, and whose worker closes once it
+// is back, is told anew then: neither an event nor the store's return does it.
+func TestSharedEndsAsStoreReturns(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	share := shares(t, redistest.Start(t))
+	closes := make(chan struct{})
+	whole := well(t)
+	a := inRealTime(t, share, func(n int, w http.ResponseWriter, r *http.Request, body string) {
+		whole(n, w, r, body)
+		<-closes
+	})
+	b := inRealTime(t, share, well(t))
+	away := func(on bool) {
+		k := a.relay.kept
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.shared.down = on; !on {
+			for _, s := range k.streams {
+				k.shared.againLocked(s)
+			}
+		}
+	}
+	away(true)
+	resp, err := a.post(t.Context(), askUsage, names.Resumable, "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	read := events(t, bufio.NewReader(resp.Body), 13) // ten tokens, the finish, the usage, [DONE]
+	if !strings.HasSuffix(read, done) {
+		t.Fatalf("not the end of it: %s", read)
+	}
+	away(false)
+	close(closes)
+	var got reply
+	until(t, "the other gateway has it", func() bool {
+		got = b.back("stream-1:3")
+		return got.status == http.StatusOK
+	})
+	head := strings.Join(strings.SplitAfter(read, "\n\n")[:3], "")
+	b.checkWhole(b.numbered(head+got.body), 1, 10, true)
+}
+
 // A ledger that is told in pieces is the ledger.
 func TestGains(t *testing.T) {
 	for _, whole := range []int{0, 3} {

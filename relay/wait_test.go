@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
 	"github.com/kvmesh/kvmesh/internal/health"
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/policy"
 )
 
@@ -28,21 +29,24 @@ func TestJudge(t *testing.T) {
 		beside []time.Duration // silence of other answers of the worker
 		others []time.Duration // and of other workers, one each
 		want   verdict
+		frozen []time.Duration // of answers that wait for others to go on with them: there, and one elsewhere
 	}{
-		{"alone", second, false, nil, nil, hung},
-		{"alone, and others flow", second, false, nil, []time.Duration{tenth, 3 * second}, hung},
-		{"all of its worker", second, false, many(99, 950*time.Millisecond), []time.Duration{tenth}, hung},
-		{"all of two workers, a third flows", second, false, many(9, second), []time.Duration{second, tenth}, hung},
-		{"only itself", second, false, many(5, tenth), nil, stuck},
-		{"one of few that stand", second, false, append(many(9, tenth), second, second), nil, stuck},
-		{"most are slow", second, false, append(many(9, 700*time.Millisecond), tenth), nil, slow},
-		{"most are slow, for too long", 5 * second, false, append(many(9, 700*time.Millisecond), tenth), nil, stuck},
-		{"everybody is silent", second, false, many(9, second), []time.Duration{second, second}, slow},
-		{"everybody is silent, for too long", 5 * second, false, many(9, 5*second), []time.Duration{5 * second}, stuck},
-		{"not begun at a worker that says nothing", second, true, nil, nil, stuck},
-		{"not begun for very long", 11 * second, true, nil, nil, hung},
-		{"not begun, and those that have are silent", second, true, many(3, second), nil, hung},
-		{"not begun, and others flow", second, true, many(3, tenth), nil, stuck},
+		{"alone", second, false, nil, nil, hung, nil},
+		{"alone, and others flow", second, false, nil, []time.Duration{tenth, 3 * second}, hung, nil},
+		{"all of its worker", second, false, many(99, 950*time.Millisecond), []time.Duration{tenth}, hung, nil},
+		{"all of two workers, a third flows", second, false, many(9, second), []time.Duration{second, tenth}, hung, nil},
+		{"only itself", second, false, many(5, tenth), nil, stuck, nil},
+		{"one of few that stand", second, false, append(many(9, tenth), second, second), nil, stuck, nil},
+		{"most are slow", second, false, append(many(9, 700*time.Millisecond), tenth), nil, slow, nil},
+		{"most are slow, for too long", 5 * second, false, append(many(9, 700*time.Millisecond), tenth), nil, stuck, nil},
+		{"everybody is silent", second, false, many(9, second), []time.Duration{second, second}, slow, nil},
+		{"everybody is silent, for too long", 5 * second, false, many(9, 5*second), []time.Duration{5 * second}, stuck, nil},
+		{"not begun at a worker that says nothing", second, true, nil, nil, stuck, nil},
+		{"not begun for very long", 11 * second, true, nil, nil, hung, nil},
+		{"not begun, and those that have are silent", second, true, many(3, second), nil, hung, nil},
+		{"not begun, and others flow", second, true, many(3, tenth), nil, stuck, nil},
+		{"most are frozen", second, false, many(5, tenth), nil, stuck, many(9, 950*time.Millisecond)},
+		{"frozen elsewhere", second, false, nil, nil, hung, many(1, time.Second)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			now := time.Unix(1_700_000_000, 0)
@@ -72,6 +76,10 @@ func TestJudge(t *testing.T) {
 			}
 			for i, d := range tt.others {
 				put("other"+string(rune('0'+i)), d, false)
+			}
+			for _, d := range tt.frozen {
+				put("w1", d, false).frozen.Store(true)
+				put("away", d, false).frozen.Store(true)
 			}
 			if got := j.judge(a, second, now); got != tt.want {
 				t.Errorf("verdict %d, want %d", got, tt.want)
@@ -207,6 +215,9 @@ func turnsOutFull(t *testing.T, queue time.Duration) {
 			m.relay.Update()
 			go func() {
 				synctest.Wait()
+				if v := m.relay.Streams(time.Now()); len(v) != 1 || v[0].Worker != "w1" || v[0].Next != "w2" {
+					t.Errorf("listed as %+v, want it at w1 and w2 asked", v)
+				}
 				m.picker.Update(ownFleet(3, load(1))) // others were faster
 			}()
 		})
@@ -273,4 +284,40 @@ func TestPaceJumps(t *testing.T) {
 			t.Errorf("%d attempts for %d answers", got, n)
 		}
 	}, after(t, 5, slower))
+}
+
+// With stallMax: off an answer leaves the queue of a full worker, too, once another has room, while
+// other answers of that worker flow. In a bubble.
+func TestWaitsWithoutStall(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		for i := range m.relay.cfg.Policy.Routes {
+			m.relay.cfg.Policy.Routes[i].Stream.StallMax = 0
+		}
+		full := func(i int, w *fleetpb.Worker) { loaded(w, 4, uint32(i)) }
+		m.picker.Update(ownFleet(3, full))
+		other := make(chan string)
+		go func() {
+			other <- m.ask(strings.Replace(askHundred, "100", "600", 1), names.Destination, "10.0.0.2:80").body
+		}()
+		synctest.Wait()
+		var seen longest
+		body := m.follow(askHundred, func(n int) {
+			if seen.event(); n != 4 {
+				return
+			}
+			go func() {
+				time.Sleep(3 * time.Second)
+				m.picker.Update(ownFleet(3, full, func(i int, w *fleetpb.Worker) {
+					if i == 3 {
+						loaded(w, 3, 0)
+					}
+				}))
+			}()
+		})
+		m.checkWhole(body, 1, 100, true)
+		<-other
+		if got := strings.Join(m.attempts(), " "); got != "w2 w1 w2 w3" || m.result(resultQueued) != 1 || seen.gap < 3*time.Second {
+			t.Errorf("attempts %q, %d queued, silent for %v", got, m.result(resultQueued), seen.gap)
+		}
+	}, well(t), after(t, 5, dies), after(t, 0, hangs), well(t))
 }

@@ -148,3 +148,20 @@ func TestLastUp(t *testing.T) {
 		t.Errorf("gone: %v", err)
 	}
 }
+
+// A list of many streams is read whole, and says who is asked to go on with one.
+func TestManyStreams(t *testing.T) {
+	const n = 20_000
+	list := fleet.StreamList{Streams: make([]fleet.StreamView, n)}
+	for i := range list.Streams {
+		list.Streams[i] = fleet.StreamView{ID: strings.Repeat("s", 26), Request: strings.Repeat("r", 36), Worker: "w-1", Next: "w-2"}
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(list) // the test checks what arrives
+	}))
+	defer srv.Close()
+	code, out, stderr := command(t, t.Context(), "streams", "--gateway", srv.URL)
+	if got := strings.Count(out, "w-1 → w-2"); code != 0 || got != n {
+		t.Errorf("exit %d, %d lines, %s; want %d", code, got, stderr, n)
+	}
+}

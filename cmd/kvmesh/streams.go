@@ -61,8 +61,12 @@ func printStreams(w io.Writer, list []fleet.StreamView) error {
 		if v.Stream {
 			kind = "stream"
 		}
+		worker := dash(v.Worker)
+		if v.Next != "" {
+			worker += " → " + v.Next
+		}
 		age := time.Duration(v.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%v\n", dash(v.ID), v.Model, v.Pool, dash(v.Worker), len(v.Moves), kind, v.Events, age)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%v\n", dash(v.ID), v.Model, v.Pool, worker, len(v.Moves), kind, v.Events, age)
 	}
 	return t.Flush()
 }

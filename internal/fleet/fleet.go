@@ -226,12 +226,13 @@ type StreamView struct {
 	Request string  `json:"request_id"` // x-request-id, as Envoy's access log has it
 	Model   string  `json:"model"`      // as the worker is asked for it
 	Pool    string  `json:"pool"`
-	Worker  string  `json:"worker"`  // that serves it now, "" before the first attempt
-	Gateway string  `json:"gateway"` // that carries it, one of StreamList.Gateways
-	Attempt int64   `json:"attempt"` // number of the last attempt, from 1
-	Stream  bool    `json:"stream"`  // false: one whole answer
-	Events  int64   `json:"events"`  // passed on to the client, about one per token
-	Seconds float64 `json:"seconds"` // since it began
+	Worker  string  `json:"worker"`         // that serves it now, "" before the first attempt
+	Next    string  `json:"next,omitempty"` // that is asked to go on with it, "" while nobody is
+	Gateway string  `json:"gateway"`        // that carries it, one of StreamList.Gateways
+	Attempt int64   `json:"attempt"`        // number of the last attempt, from 1
+	Stream  bool    `json:"stream"`         // false: one whole answer
+	Events  int64   `json:"events"`         // passed on to the client, about one per token
+	Seconds float64 `json:"seconds"`        // since it began
 	// Moves of a stream that went on at another worker, in order.
 	Moves []MoveView `json:"moves,omitempty"`
 }

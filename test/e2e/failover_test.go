@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -311,7 +312,8 @@ func killedRestoring(f failover, want *heard) {
 		switch h.events {
 		case 20:
 			for len(killed) < 2 {
-				if w := f.serving(h.stream()); w != "" && !slices.Contains(killed, w) {
+				v := f.view(h.stream()) // the first may be heard of as sick before its stream breaks off
+				if w := cmp.Or(v.Next, v.Worker); w != "" && !slices.Contains(killed, w) {
 					f.m.Signal(f, w, syscall.SIGKILL)
 					killed = append(killed, w)
 				}
