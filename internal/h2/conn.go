@@ -64,7 +64,7 @@ type conn struct {
 	window int32        // that a stream's peer gets
 	share  int64        // that all streams get together
 
-	now now // writes without waiting; of whoever has set sending
+	now now // of the read loop, and of whoever has set sending
 
 	mu      sync.Mutex
 	err     error // why it is over, nil while it is not
@@ -101,7 +101,7 @@ type source struct{ c *conn }
 
 func (s source) Read(p []byte) (int, error) {
 	s.c.batch.flush()
-	n, err := s.c.nc.Read(p)
+	n, err := s.c.now.read(p)
 	s.c.seen.Store(time.Now().UnixNano())
 	return n, err
 }

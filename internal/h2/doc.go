@@ -24,6 +24,9 @@
 //   - others start conn.send, which lets those that can run add theirs (Gosched) and then
 //     sends all of it. While one sends, the rest only add.
 //
+// The read loop's system calls do not wait, and so they are not announced to Go's scheduler
+// (now.go): announced, each would wake a second thread after every rest of the process.
+//
 // So a frame that was added is always either in the hands of a sender or in a batch whose
 // flush is to come. A lock is held for as long as it takes to copy, never for a system
 // call. Two connections are never locked at a time: what goes from one to the other is
