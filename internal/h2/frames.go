@@ -189,8 +189,10 @@ func (c *conn) moveLocked() {
 		if len(s.queue) > 0 && c.sendWindow <= 0 {
 			return
 		}
-		if c.ready = c.ready[1:]; len(c.ready) == 0 {
-			c.ready = nil
+		if c.ready[0] = nil; len(c.ready) == 1 {
+			c.ready = c.ready[:0] // the usual one has its place for the next token, too
+		} else {
+			c.ready = c.ready[1:]
 		}
 		s.listed = false
 		s.frameLocked()
