@@ -17,7 +17,8 @@ type worker struct {
 	engine, mark, fingerprint string
 
 	incarnation uint64
-	room        bool // it was chosen for a free sequence
+	room        bool      // it was chosen for a free sequence
+	until       time.Time // it has asked not to be asked again before
 }
 
 // hunt is how a job looks for a worker. It belongs to the goroutine that runs the job.
@@ -103,9 +104,15 @@ func (j *job) next() (worker, bool) {
 }
 
 // failed lists the workers that failed the request here and were not started anew since.
-func (j *job) failed() []string {
+func (j *job) failed() []string { return j.resting(time.Time{}) }
+
+// resting lists those of them that do not want to be asked again yet; all of them at time zero.
+func (j *job) resting(now time.Time) []string {
 	var out []string
 	for _, w := range j.hunt.failed {
+		if !now.IsZero() && !w.until.After(now) {
+			continue
+		}
 		if info, ok := j.r.cfg.Picker.Info(w.id); !ok || info.Incarnation == w.incarnation {
 			out = append(out, w.id)
 		}
@@ -184,7 +191,11 @@ func (j *job) ended(e ended) (over bool) {
 		h.last.retry, h.last.tooLong = false, false
 	default:
 		h.last = e.outcome
-		h.failed = append(h.failed, e.a.w)
+		w := e.a.w
+		if e.wait > 0 {
+			w.until = time.Now().Add(e.wait)
+		}
+		h.failed = append(h.failed, w)
 		h.row++
 		if e.blame == failed {
 			h.broken++
@@ -223,16 +234,36 @@ func (j *job) goOn(after *attempt) bool {
 	for here := !h.last.tooLong; ; here = false {
 		if !here || h.more < retries(j.route) {
 			if w, ok := j.next(); ok {
-				return j.retry(w, here)
+				return j.retry(w, here, 0)
 			}
 		}
 		if !j.nextTier() {
 			break
 		}
 	}
-	// A pool of one worker, which may have been started again since it failed.
-	again := j.choose(nil)
-	return len(again) > 0 && h.more < retries(j.route) && j.retry(again[0], true)
+	return j.again()
+}
+
+// again asks one more time who has failed, where nobody else is left: it may have been started
+// again. Who has said no himself is asked again only where he is the only one, and not before
+// the time that he named. A client waits for that no longer than an answer waits for a worker.
+func (j *job) again() bool {
+	h := &j.hunt
+	list := j.choose(nil)
+	if len(list) == 0 || h.more >= retries(j.route) || h.last.result == resultStatus && len(list) > 1 {
+		return false
+	}
+	now := time.Now()
+	pause := time.Duration(0)
+	for _, w := range h.failed {
+		if w.id == list[0].id {
+			pause = max(pause, w.until.Sub(now))
+		}
+	}
+	if pause > 0 && now.Sub(j.start)+pause > j.route.Stream.Wait.D() {
+		return false
+	}
+	return j.retry(list[0], true, pause)
 }
 
 func retries(r policy.ModelRoute) int {
@@ -245,8 +276,8 @@ func retries(r policy.ModelRoute) int {
 // retry makes a further attempt before the first token, where the gateway's budget
 // allows it. here says that it is one more at the same place. A worker that dies leaves
 // many requests at once, and they wait for their turn; one that refuses for its load must
-// not get more of it.
-func (j *job) retry(w worker, here bool) bool {
+// not get more of it. The attempt is made once the pause is over.
+func (j *job) retry(w worker, here bool, pause time.Duration) bool {
 	now := j.r.retries.try()
 	if !now && j.hunt.last.result == resultStatus {
 		j.r.metrics.denied.Inc()
@@ -261,7 +292,7 @@ func (j *job) retry(w worker, here bool) bool {
 	if a.waits = !now; now {
 		a.free = once(j.r.retries.leave)
 	}
-	a.delay = backOff(j.r.cfg.BackOff, max(j.hunt.row, 1))
+	a.delay = max(pause, backOff(j.r.cfg.BackOff, max(j.hunt.row, 1)))
 	j.launch(a)
 	j.arm(j.limitOf(a))
 	return true

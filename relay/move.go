@@ -211,11 +211,10 @@ func (j *job) depart(why leaving) (stays string) {
 	}
 	w, ok := j.target(a, []string{a.w.id}, why.to, flows) // it would wait there, and here it goes on
 	if !ok {
-		if j.arm(lookAgain); flows {
-			return "no other worker with the same weights has room for it"
+		if j.arm(lookAgain); !flows {
+			j.r.retries.leave()
 		}
-		j.r.retries.leave()
-		return "no other worker with the same weights takes it"
+		return nobody(why.to, flows)
 	}
 	b := j.newAttempt(w, why.cause)
 	if flows {
@@ -228,6 +227,20 @@ func (j *job) depart(why leaving) (stays string) {
 	j.launch(b)
 	j.arm(lookAgain)
 	return ""
+}
+
+// nobody says that no worker takes an answer, or that only those do where it would wait, although
+// it flows.
+func nobody(to string, flows bool) string {
+	switch {
+	case to != "" && flows:
+		return to + " has no room for it"
+	case to != "":
+		return to + " does not take it"
+	case flows:
+		return "no other worker with the same weights has room for it"
+	}
+	return "no other worker with the same weights takes it"
 }
 
 // refuses says why an answer of from cannot go on at the worker that an operator named,
@@ -307,7 +320,7 @@ func (j *job) target(a *attempt, exclude []string, to string, room bool) (worker
 	}
 	req := j.resembling(a)
 	req.Only = to
-	for _, req.Exclude = range [][]string{failed, exclude} {
+	for _, req.Exclude = range [][]string{failed, append(j.resting(time.Now()), exclude...)} {
 		if list := j.r.workers(j.r.cfg.Picker.Choose(time.Now(), req)); len(list) > 0 {
 			return list[0], true
 		}

@@ -52,10 +52,14 @@ func average(mean, dev, d time.Duration) (time.Duration, time.Duration) {
 	return max(mean+off/8, 1), dev + (max(off, -off)-dev)/4
 }
 
-// stall is after what silence between two tokens the worker is taken for hung.
+// stall is after what silence between two tokens the worker is taken for hung. With most 0, where
+// silence is no reason to leave a worker, it is after which an answer no more counts as flowing.
 func (p *pace) stall(least, most time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if most == 0 {
+		most = never
+	}
 	if p.gap == 0 {
 		return most
 	}

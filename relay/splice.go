@@ -108,18 +108,25 @@ func (s *splicer) check(l *ledger, v *chunkView) error {
 		for c.index >= len(s.started) {
 			s.started = append(s.started, false)
 		}
-		if c.index >= len(l.choices) || l.choices[c.index].finished {
-			continue
-		}
-		if was := &l.choices[c.index]; len(was.ids) == 0 && (!s.byText || was.text == 0) {
-			continue // nothing of it was delivered, or no more than a prompt
-		}
-		if (len(c.ids) > 0 || s.byText && c.text > 0) && c.kv == "" && !s.started[c.index] {
+		switch {
+		case s.started[c.index]:
+		case c.kv != "", !l.has(c.index, s.byText):
+			s.started[c.index] = c.kv != "" || !c.bare()
+		case len(c.ids) > 0, s.byText && c.text > 0:
 			return fmt.Errorf("%w: choice %d begins without a word of how", errSplice, c.index)
 		}
-		s.started[c.index] = s.started[c.index] || c.kv != ""
 	}
 	return nil
+}
+
+// has reports whether a choice is to go on, because the client has a part of it and not the end:
+// tokens, or text if that counts. Text alone may be no more than the prompt.
+func (l *ledger) has(index int, byText bool) bool {
+	if index >= len(l.choices) {
+		return false
+	}
+	c := &l.choices[index]
+	return !c.finished && (len(c.ids) > 0 || byText && c.text > 0)
 }
 
 // unify gives an event what all events of the answer have in common.

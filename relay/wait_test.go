@@ -321,3 +321,31 @@ func TestWaitsWithoutStall(t *testing.T) {
 		}
 	}, well(t), after(t, 5, dies), after(t, 0, hangs), well(t))
 }
+
+// With stallMax: off an answer that flows leaves a worker that drains, and its old attempt does not
+// compete with the new one. In a bubble.
+func TestDrainWithoutStall(t *testing.T) {
+	inOwnMesh(t, func(t *testing.T, m *mesh) {
+		for i := range m.relay.cfg.Policy.Routes {
+			m.relay.cfg.Policy.Routes[i].Stream.StallMax = 0
+		}
+		var seen longest
+		body := m.follow(askHundred, func(n int) {
+			if seen.event(); n == 10 {
+				m.picker.Update(ownFleet(2, func(i int, w *fleetpb.Worker) {
+					if i == 1 {
+						w.Status = int32(health.Draining)
+					}
+				}))
+				m.relay.Update()
+			}
+		})
+		m.checkWhole(body, 1, 100, true)
+		if got := strings.Join(m.attempts(), " "); got != "w1 w2" || seen.gap > 100*time.Millisecond || m.movesOf(causeDraining, kvRestored) != 1 {
+			t.Errorf("attempts %q, silent for %v", got, seen.gap)
+		}
+	}, well(t), func(n int, w http.ResponseWriter, r *http.Request, body string) {
+		rest(r, 50*time.Millisecond) // the old worker is faster than its restoring
+		well(t)(n, w, r, body)
+	})
+}
