@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -72,6 +73,58 @@ func TestMovesAmongFewSlots(t *testing.T) {
 		if v.Worker != "worker-2" && v.Broken > 0 {
 			t.Errorf("%s is blamed for %d answers; it was only full", v.Worker, v.Broken)
 		}
+	}
+}
+
+// An answer of more choices than its worker runs at once moves while some of them have no token
+// yet: once, and nobody but the worker that died is blamed.
+func TestMovesWithWaitingChoices(t *testing.T) {
+	const slots, choices = 4, 12
+	m := testmesh.StartPolicy(t, bin, strings.Replace(quick, "256", "4", 1))
+	f := failover{t, m}
+	question := func(int) ask {
+		q := simAsk(0, 40)
+		q.body = strings.Replace(q.body, `"stream":true`, fmt.Sprintf(`"stream":true,"n":%d`, choices), 1)
+		return q
+	}
+	want := f.undisturbed(1, question)[0]
+	blamed := 0
+	for _, kills := range []bool{true, false} {
+		f.ready()
+		at := ""
+		before := relayMetric(t, m, "kvmesh_relay_moves_total")
+		got, err := streamed(t.Context(), m, question(0), func(h *heard) {
+			switch {
+			case h.events != 6:
+			case len(h.text) > slots:
+				t.Errorf("%d choices have begun", len(h.text))
+			default:
+				at = f.serving(h.stream())
+				if kills {
+					m.Signal(t, at, syscall.SIGKILL)
+				} else if err := fleet.NewClient(m.API).Drain(t.Context(), at, true); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := got.same(want); why != "" {
+			t.Error(why)
+		}
+		if n := relayMetric(t, m, "kvmesh_relay_moves_total") - before; n != 1 {
+			t.Errorf("kills %v: %v moves from %s", kills, n, at)
+		}
+		if kills {
+			blamed++
+		}
+	}
+	for _, v := range f.attempts() {
+		blamed -= int(v.Broken)
+	}
+	if blamed != 0 {
+		t.Errorf("blame: %+v", f.attempts())
 	}
 }
 
