@@ -87,6 +87,15 @@ func (s *Store) leaveLocked() {
 // are not the frame of the block that room was reserved for; its parts are not looked at.
 func (r *Reservation) Commit() (kvcache.Found, error) {
 	h, err := kvcache.DecodeHeader(r.Bytes())
+	return r.publish(h, err)
+}
+
+// CommitProven is Commit for a frame whose header is h, and which the caller has verified as
+// it came.
+func (r *Reservation) CommitProven(h kvcache.Header) (kvcache.Found, error) { return r.publish(h, nil) }
+
+// publish publishes a frame with a header, unless there is something wrong with it.
+func (r *Reservation) publish(h kvcache.Header, err error) (kvcache.Found, error) {
 	if err == nil {
 		err = h.Check(r.ref)
 	}

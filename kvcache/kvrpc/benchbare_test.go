@@ -28,25 +28,26 @@ func bareContender(b *testing.B, sendfile bool) contender {
 	b.Cleanup(func() { nc.Close() })
 	l := newLink(nc)
 	room := make([]byte, 65<<20)
-	request := func(what op, f *kvcache.Frame) (head, error) {
+	request := func(what op, f *kvcache.Frame, data []byte) (head, error) {
 		l.begin()
 		l.out = kvwire.AppendU64(kvwire.AppendU64(kvwire.AppendRef(l.out, f.Ref), uint64(f.IDs[0])), uint64(f.Total))
-		return l.ask(what, nil)
+		return l.ask(what, data)
 	}
 	return contender{
 		pid: p.cmd.Process.Pid,
 		put: func(_ context.Context, f *kvcache.Frame) error {
-			if _, err := request(opPut, f); err != nil {
+			n := min(ahead, len(f.Bytes()))
+			if _, err := request(opOffer, f, f.Bytes()[:n]); err != nil || n == len(f.Bytes()) {
 				return err
 			}
-			if _, err := l.c.Write(f.Bytes()); err != nil {
+			if _, err := l.c.Write(f.Bytes()[n:]); err != nil {
 				return err
 			}
 			_, err := l.answer()
 			return err
 		},
 		get: func(_ context.Context, f *kvcache.Frame) error {
-			h, err := request(opGet, f)
+			h, err := request(opGet, f, nil)
 			if err == nil {
 				_, err = l.fill(room[:h.data], 0)
 			}
@@ -94,10 +95,13 @@ func serveBare(c net.Conn, dir string, sendfile bool) error {
 			}
 		} else {
 			l.out = append(l.out, 1)
-			if err = l.send(0, nil); err == nil {
+			if h.data < uint64(n) {
+				err = l.send(0, nil)
+				l.begin()
+			}
+			if err == nil {
 				_, err = l.fill(block, 0)
 			}
-			l.begin()
 			if err == nil {
 				err = l.send(0, nil)
 			}

@@ -116,31 +116,32 @@ func (b *bytesServer) put(st grpc.ServerStream) error {
 		return st.SendMsg(wrap([]byte{0}))
 	}
 	defer room.Cancel()
-	if err := gather(st.RecvMsg, room.Bytes(), ref); err != nil {
+	h, err := gather(st.RecvMsg, room.Bytes(), ref)
+	if err != nil {
 		return err
 	}
-	if _, err := room.Commit(); err != nil {
+	if _, err := room.CommitProven(h); err != nil {
 		return err
 	}
 	return st.SendMsg(wrap([]byte{1}))
 }
 
 // gather copies messages into place and verifies them as receive does.
-func gather(recv func(any) error, b []byte, ref kvcache.Ref) error {
+func gather(recv func(any) error, b []byte, ref kvcache.Ref) (kvcache.Header, error) {
 	a := arrival{b: b, want: ref}
 	for at := 0; at < len(b); {
 		var in chunk
 		if err := recv(&in); err != nil {
-			return err
+			return a.h, err
 		}
 		if in.b.Len() > len(b)-at {
-			return errNonsense
+			return a.h, errNonsense
 		}
 		at += in.b.CopyTo(b[at:])
 		in.b.Free()
 		a.came(int64(at))
 	}
-	return a.wrong
+	return a.h, a.wrong
 }
 
 // grpcContender is the client of it.
@@ -190,7 +191,7 @@ func grpcContender(b *testing.B) contender {
 				return err
 			}
 			in.b.Free()
-			if err := gather(st.RecvMsg, room[:f.Total], f.Ref); err != nil {
+			if _, err := gather(st.RecvMsg, room[:f.Total], f.Ref); err != nil {
 				return err
 			}
 			return drain(st)

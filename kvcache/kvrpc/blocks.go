@@ -42,21 +42,40 @@ func (c *Client) Put(ctx context.Context, f *kvcache.Frame) error {
 	return nil
 }
 
-// put sends a frame if it is wanted.
+// ahead is how much of a frame is sent before it is known whether it is wanted: less time
+// than the answer takes on most networks.
+const ahead = 2 << 20
+
+// put sends a frame if it is wanted, and the beginning of it in any case to a peer that is
+// known to take it.
 func (l *link) put(f *kvcache.Frame) (wanted bool, err error) {
+	b, what, n := f.Bytes(), opOffer, 0
+	switch l.offers {
+	case yes:
+		n = min(ahead, len(b))
+	case no:
+		what = opPut
+	}
 	l.begin()
 	l.out = kvwire.AppendU64(kvwire.AppendRef(l.out, f.Ref), uint64(f.Total))
-	h, err := l.ask(opPut, nil)
+	h, err := l.ask(what, b[:n])
+	if l.offers == unknown && (err == nil || told(err)) {
+		l.offers = yes
+		if status(h.what) == statusFailed {
+			l.offers = no
+			return l.put(f)
+		}
+	}
 	if err != nil {
 		return false, err
 	}
 	if h.body != 1 || h.data != 0 || l.body[0] > 1 {
 		return false, errNonsense
 	}
-	if l.body[0] == 0 {
-		return false, nil
+	if l.body[0] == 0 || n == len(b) {
+		return l.body[0] == 1, nil
 	}
-	if err := l.write(f.Bytes()); err != nil {
+	if err := l.write(b[n:]); err != nil {
 		return true, err
 	}
 	if h, err = l.answer(); err == nil && (h.body != 0 || h.data != 0) {

@@ -89,13 +89,13 @@ func loopback(host string) bool {
 }
 
 // Room is room in a store for one frame that a server fills. Nobody sees it before Commit.
-// One of Commit and Cancel is the last call, Cancel may be both.
+// One of CommitProven and Cancel is the last call, Cancel may be both.
 type Room interface {
 	// Bytes is the room, as long as the frame is to be.
 	Bytes() []byte
-	// Commit publishes the frame.
-	Commit() (kvcache.Found, error)
-	// Cancel gives the room back. It may be called after Commit, and then does nothing.
+	// CommitProven publishes the frame, whose header is h; all of it was verified as it came.
+	CommitProven(h kvcache.Header) (kvcache.Found, error)
+	// Cancel gives the room back. It may be called after CommitProven, and then does nothing.
 	Cancel()
 }
 

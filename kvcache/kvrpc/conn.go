@@ -30,7 +30,18 @@ type link struct {
 	out   []byte // the next to be sent, behind room for its head
 	vec   [2][]byte
 	bufs  net.Buffers
+	// offers says what is known of the other side, which may be older than offers are.
+	offers knowledge
 }
+
+// knowledge is what one side has found out about the other.
+type knowledge uint8
+
+const (
+	unknown knowledge = iota
+	yes
+	no
+)
 
 // readAhead is how much is read at once, with a head. What is larger than that goes into
 // its place without a stop.
@@ -108,7 +119,10 @@ func (l *link) receive(most uint32) (head, error) {
 // fill reads all of b, behind which more bytes of the same message come.
 func (l *link) fill(b []byte, more int) (n int, err error) {
 	for n < len(b) && err == nil {
-		if err = l.low.expect(len(b) - n + more); err == nil {
+		if l.r.Buffered() == 0 {
+			err = l.low.expect(len(b) - n + more)
+		}
+		if err == nil {
 			var k int
 			k, err = l.r.Read(b[n:])
 			n += k

@@ -53,6 +53,15 @@
 //	4 tails   space choice:4, and the stream's id  →  for each tail attempt:8 parent:32
 //	          first:8 ranges:4, and for each range codec:1 ids:4 bytes:8 sum:8 id:4…, and
 //	          as data the states, one behind the other
+//	5 offer   ref size:8, and as data the first bytes of the frame, at most 4 MiB, or all of
+//	          it, or none  →  as put; the client sends what is missing after 1. Where all of
+//	          it was sent there is one answer, when the frame is stored, and 1 says that.
+//	          What is not wanted the server reads and forgets.
+//
+// A client that offers has no need to wait for the answer before it sends: it sends up to
+// 2 MiB ahead, the price of a block that is there already. Its first offer on a connection
+// is without data, because a peer may be older than offers are and says that the operation
+// failed: then it puts.
 //
 // The statuses are 0 done, 1 not found, 2 stale, 3 full, 4 gap, 5 unknown (there is no
 // tail of this number), 6 refused (the body is a reason, 1 byte, and text), 7 failed (the
@@ -62,8 +71,10 @@
 // Version rule: whoever changes the meaning or the place of any byte, or the service in
 // kvrpc.proto otherwise than protobuf allows, raises the digit in the magic, and with it
 // the package's name in kvrpc.proto. Peers of different versions do not understand each
-// other; that is a miss, so hosts can be upgraded one by one. testdata has the bytes of
-// each message.
+// other; that is a miss, so hosts can be upgraded one by one. A new operation raises
+// nothing if its users do without it where it fails: an operation that is not known fails,
+// and the connection goes on, where no data is behind it. testdata has the bytes of each
+// message.
 //
 // # What is believed
 //

@@ -19,8 +19,7 @@ type lowat struct {
 	err  error // of set
 }
 
-// mostLowat is the most that is waited for. The kernel makes the receive buffer twice as
-// large.
+// mostLowat is the most that is waited for.
 const mostLowat = 1 << 20
 
 func newLowat(c net.Conn) *lowat {
@@ -38,7 +37,19 @@ func newLowat(c net.Conn) *lowat {
 	w.set = func(fd uintptr) {
 		w.err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, w.now)
 	}
+	w.widen()
 	return w
+}
+
+// widen has the kernel make the receive buffer large enough for two units, as it does when
+// it is told to wait for so much: while one is verified, the next one comes.
+func (w *lowat) widen() {
+	for _, n := range []int{2 * mostLowat, 1} {
+		// Where the kernel does not let it, the channel is slower.
+		if w.now = n; w.raw != nil {
+			_ = w.raw.Control(w.set)
+		}
+	}
 }
 
 // maxRecord is more than the longest record of TLS 1.3 with its header (RFC 8446 §5.2).

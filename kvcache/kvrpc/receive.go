@@ -6,10 +6,15 @@ import "github.com/kvmesh/kvmesh/kvcache"
 
 // unit is how much of a frame is read before the parts that are whole are verified: few
 // enough bytes that they are still near the processor, and as many as the kernel wakes for.
-// The first one, with the header, is smaller: the others end where a part does.
+// The first one, with the header, is smaller: the others end where a part does. A frame
+// that is hardly longer than a unit is read at once: to be woken twice takes longer.
 const (
 	unit      = 1 << 20
 	unitFirst = 64 << 10
+	unitWhole = unit + unit/4
+	// leastAhead is how much must have been read with the message's head to be looked at by
+	// itself, while the rest is on its way: the header of most frames.
+	leastAhead = 4 << 10
 )
 
 // receive reads the frame of a block from l into b, which is as long as it, and verifies
@@ -22,6 +27,9 @@ func receive(l *link, b []byte, want kvcache.Ref, step func() error) (kvcache.He
 			return a.h, err
 		}
 		end := a.next(at)
+		if n := l.r.Buffered(); at == 0 && n >= leastAhead {
+			end = min(end, n)
+		}
 		n, err := l.fill(b[at:end], len(b)-end)
 		if at += n; err != nil {
 			return a.h, err
@@ -48,6 +56,8 @@ type arrival struct {
 // or with the one part that has already begun.
 func (a *arrival) next(at int) int {
 	switch {
+	case len(a.b) <= unitWhole:
+		return len(a.b)
 	case a.wrong != nil:
 		return min(at+unit, len(a.b))
 	case !a.known:

@@ -89,7 +89,7 @@ func (p *peer) one() error {
 		return err
 	}
 	what := op(h.what)
-	if what != opAppend && h.data != 0 {
+	if what != opAppend && what != opOffer && h.data != 0 {
 		return fmt.Errorf("%w: %d bytes behind a request of operation %d", errNonsense, h.data, what)
 	}
 	c := cursorOf(p.l.body)
@@ -98,6 +98,8 @@ func (p *peer) one() error {
 		return p.get(&c)
 	case opPut:
 		return p.put(&c)
+	case opOffer:
+		return p.offer(&c, h.data)
 	case opAppend:
 		return p.append(&c, h.data)
 	case opTails:
@@ -140,8 +142,9 @@ func (p *peer) get(c *cursor) error {
 	return p.write(b)
 }
 
-// stride is how much is sent to a peer in one step.
-const stride = 4 << 20
+// stride is how much is sent to a peer in one step: more than sockets hold, because the
+// kernel fills them best in one call.
+const stride = 32 << 20
 
 // write sends the message that was begun and has its head, and data, a part at a time: a
 // peer that takes none of it for long is given up, so that it does not hold what is lent.
@@ -160,94 +163,6 @@ func (p *peer) write(data []byte) error {
 		}
 	}
 	return nil
-}
-
-// put takes a frame in: first whether it is wanted, so that a shared prefix that is there
-// already is not sent, then the frame, into the place where it stays if the store can have
-// that.
-func (p *peer) put(c *cursor) error {
-	ref, size := c.Ref(), int64(c.Size())
-	if !c.Whole() || size == 0 || size > kvcache.MaxSize {
-		return p.reply(errBad)
-	}
-	room, err := p.s.reserve(ref, size)
-	if err != nil {
-		return p.reply(err)
-	}
-	if room == nil {
-		return p.want(0)
-	}
-	defer room.Cancel()
-	if err := p.want(1); err != nil {
-		return err
-	}
-	_, err = receive(p.l, room.Bytes(), ref, p.step)
-	if _, wrong := p.s.count.Refusal(err); wrong {
-		return p.reply(err)
-	}
-	if err != nil {
-		return err
-	}
-	put, err := room.Commit()
-	if err == nil && p.s.cfg.Wrote != nil {
-		p.s.cfg.Wrote(put)
-	}
-	return p.reply(err)
-}
-
-// want says whether a frame is wanted.
-func (p *peer) want(n byte) error {
-	p.l.begin()
-	p.l.out = append(p.l.out, n)
-	return p.l.send(uint8(statusDone), nil)
-}
-
-// reserve takes room for a frame, in the store or else in memory.
-func (s *Server) reserve(ref kvcache.Ref, size int64) (Room, error) {
-	if s.cfg.Reserve != nil {
-		return s.cfg.Reserve(s.ctx, ref, size)
-	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.Stall)
-	defer cancel()
-	if l, err := s.store.Get(ctx, ref); err == nil {
-		l.Release()
-		return nil, nil
-	}
-	b, err := s.memory.get(ctx, size)
-	if err != nil {
-		return nil, err
-	}
-	return &heapRoom{s, ref, b}, nil
-}
-
-// heapRoom is room for a frame on its way to a store that has none to lend.
-type heapRoom struct {
-	s   *Server
-	ref kvcache.Ref
-	b   []byte
-}
-
-// Bytes implements Room.
-func (r *heapRoom) Bytes() []byte { return r.b }
-
-// Commit implements Room.
-func (r *heapRoom) Commit() (kvcache.Found, error) {
-	f, err := kvcache.Decode(r.b, r.ref)
-	if err == nil {
-		err = r.s.store.Put(r.s.ctx, f)
-	}
-	if err != nil {
-		return kvcache.Found{}, err
-	}
-	return kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total}, nil
-}
-
-// Cancel implements Room.
-func (r *heapRoom) Cancel() {
-	if r.b != nil {
-		r.s.memory.give(r.b)
-		r.b = nil
-	}
 }
 
 // append reads a state and appends it to a tail.

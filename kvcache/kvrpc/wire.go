@@ -30,7 +30,11 @@ const (
 	opPut
 	opAppend
 	opTails
+	opOffer
 )
+
+// mostAhead is the most of a frame that may come with the offer of it.
+const mostAhead = 4 << 20
 
 // status is how an operation ended.
 type status uint8

@@ -78,6 +78,7 @@ func TestGolden(t *testing.T) {
 		{"put", message(uint8(opPut), 0, kvwire.AppendRef(nil, ref), u64(8<<20))},
 		{"append", message(uint8(opAppend), len(state), u64(77, 64, kvcache.Sum(state)), []byte{0}, kvwire.AppendIDs(nil, []int32{7, -1}))},
 		{"tails", message(uint8(opTails), 0, kvwire.AppendU32(kvwire.AppendSpace(nil, ref.Space), 1), []byte("stream"))},
+		{"offer", message(uint8(opOffer), 2<<20, kvwire.AppendRef(nil, ref), u64(8<<20))},
 		{"answer to get", message(uint8(statusDone), 1<<20, u64(8<<20))},
 		{"wanted", message(uint8(statusDone), 0, []byte{1})},
 		{"answer to tails", message(uint8(statusDone), 9, appendTails(nil, goldenTails()))},
@@ -367,6 +368,7 @@ func FuzzServer(f *testing.F) {
 	ref := goldenRef()
 	f.Add(message(uint8(opGet), 0, kvwire.AppendRef(nil, ref), make([]byte, 16)))
 	f.Add(append(message(uint8(opPut), 0, kvwire.AppendRef(nil, ref), []byte{200, 0, 0, 0, 0, 0, 0, 0}), make([]byte, 200)...))
+	f.Add(append(message(uint8(opOffer), 200, kvwire.AppendRef(nil, ref), []byte{200, 0, 0, 0, 0, 0, 0, 0}), make([]byte, 200)...))
 	f.Add(append(message(uint8(opAppend), 5, make([]byte, 29)), "state"...))
 	f.Add(message(uint8(opTails), 0, kvwire.AppendU32(kvwire.AppendSpace(nil, ref.Space), 1), []byte("stream")))
 	n := newNode(f, 1<<20, ServerConfig{})
@@ -398,12 +400,19 @@ func FuzzClient(f *testing.F) {
 	}
 	f.Add(append(message(0, len(frame.Bytes()), kvwire.AppendU64(nil, uint64(frame.Total))), frame.Bytes()...))
 	f.Add(message(uint8(statusNotFound), 0))
+	f.Add(message(uint8(statusFailed), 0))
+	f.Add(append(message(0, 0, []byte{1}), message(0, 0)...))
 	f.Add(append(message(0, 9, appendTails(nil, goldenTails())), "statemore"...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := newMemory(1 << 20)
 		h, wrong, err := newLink(script{r: bytes.NewReader(b)}).get(frame.Ref, func(n int64) ([]byte, error) { return m.get(context.Background(), n) })
 		if err == nil && wrong == nil && (h.Key != frame.Key || h.Total != frame.Total) {
 			t.Error("another block is believed")
+		}
+		for _, known := range []knowledge{unknown, yes, no} {
+			l := newLink(script{r: bytes.NewReader(b)})
+			l.offers = known
+			_, _ = l.put(frame) // does not crash
 		}
 		n := min(len(b), 200)
 		c := cursorOf(b[:n])
