@@ -39,9 +39,12 @@ type Shape struct {
 }
 
 const (
-	version   = 1
-	headerLen = 24
-	group     = 64
+	// Version 2 is version 1 but for wideGroup; it is written where that is used.
+	version     = 1
+	versionWide = 2
+	headerLen   = 24
+	group       = 64
+	wideGroup   = 2 * group
 	// The limits bound what a decoder believes of a header.
 	maxSide   = 1 << 16
 	maxPrefix = 4096
@@ -73,6 +76,7 @@ type plan struct {
 	channels bool // groups of one channel
 	bits     int  // of a code
 	width    int  // of the transform
+	group    int  // numbers that share a step
 	params   int  // offset of the steps and least values
 	codes    int  // offset of the codes
 	row      int  // bytes of a row of codes
@@ -84,9 +88,9 @@ type plan struct {
 func (p *plan) layOut() {
 	p.kernels = p.Elem == F16 && hasKernels()
 	p.params = align8(headerLen + p.Prefix)
-	n := p.Rows * groups(p.Cols)
+	n := p.Rows * p.groups(p.Cols)
 	if p.channels {
-		n = groups(p.Rows) * p.Cols
+		n = p.groups(p.Rows) * p.Cols
 	}
 	p.codes = align8(p.params + 2*n*p.Elem.size())
 	p.row = (p.Cols*p.bits + 7) / 8
@@ -96,20 +100,23 @@ func (p *plan) layOut() {
 func align8(n int) int { return (n + 7) &^ 7 }
 
 // groups is the number of groups of n numbers.
-func groups(n int) int { return (n + group - 1) / group }
+func (p *plan) groups(n int) int { return (n + p.group - 1) / p.group }
 
 // planOf chooses how to encode a shape.
 func planOf(c kvcache.Codec, s Shape) (plan, error) {
 	if err := s.Validate(); err != nil {
 		return plan{}, err
 	}
-	p := plan{Shape: s, channels: s.Plane == kvcache.PlaneKeys, bits: 8, width: 1}
+	p := plan{Shape: s, channels: s.Plane == kvcache.PlaneKeys, bits: 8, width: 1, group: group}
 	switch c {
 	case kvcache.CodecInt8:
 	case kvcache.CodecInt4:
 		p.bits = 4
 		for !p.channels && p.width < maxWidth && s.Cols%(2*p.width) == 0 {
 			p.width *= 2
+		}
+		if p.width >= wideGroup {
+			p.group = wideGroup
 		}
 	default:
 		return plan{}, fmt.Errorf("codec %v", c)
@@ -196,11 +203,14 @@ func DecodedLen(c kvcache.Codec, part []byte) (int, error) {
 func (p *plan) putHeader(b []byte) {
 	le := binary.LittleEndian
 	b[0], b[1], b[3] = version, byte(p.Elem), byte(p.bits)
+	if p.group == wideGroup {
+		b[0] = versionWide
+	}
 	if p.channels {
 		b[2] = 1
 	}
 	le.PutUint16(b[4:], uint16(p.width))
-	le.PutUint16(b[6:], group)
+	le.PutUint16(b[6:], uint16(p.group))
 	le.PutUint32(b[8:], uint32(p.Rows))
 	le.PutUint32(b[12:], uint32(p.Cols))
 	le.PutUint32(b[16:], uint32(p.Prefix))
@@ -215,12 +225,15 @@ func parseHeader(c kvcache.Codec, b []byte) (plan, error) {
 		return plan{}, kvcache.Refuse(kvcache.ReasonTorn, "%d bytes of an encoded part", len(b))
 	}
 	le := binary.LittleEndian
-	if b[0] != version {
-		return plan{}, kvcache.Refuse(kvcache.ReasonVersion, "encoded part of version %d, this reader knows %d", b[0], version)
+	if b[0] != version && b[0] != versionWide {
+		return plan{}, kvcache.Refuse(kvcache.ReasonVersion, "encoded part of version %d, this reader knows %d and %d", b[0], version, versionWide)
 	}
 	p := plan{
 		Shape:    Shape{Elem: Elem(b[1]), Rows: int(le.Uint32(b[8:])), Cols: int(le.Uint32(b[12:])), Prefix: int(le.Uint32(b[16:]))},
-		channels: b[2] == 1, bits: int(b[3]), width: int(le.Uint16(b[4:])),
+		channels: b[2] == 1, bits: int(b[3]), width: int(le.Uint16(b[4:])), group: group,
+	}
+	if b[0] == versionWide {
+		p.group = wideGroup
 	}
 	if err := p.Validate(); err != nil {
 		return plan{}, kvcache.Refuse(kvcache.ReasonTorn, "encoded part: %v", err)
@@ -232,7 +245,7 @@ func parseHeader(c kvcache.Codec, b []byte) (plan, error) {
 	switch {
 	case p.bits != want:
 		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "part with codes of %d bits as %v", p.bits, c)
-	case b[2] > 1 || le.Uint16(b[6:]) != group || le.Uint32(b[20:]) != 0:
+	case b[2] > 1 || int(le.Uint16(b[6:])) != p.group || p.channels && p.group != group || le.Uint32(b[20:]) != 0:
 		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "encoded part with unknown groups")
 	case p.width < 1 || p.width > maxWidth || p.width&(p.width-1) != 0 || p.Cols%p.width != 0 || p.channels && p.width != 1:
 		return plan{}, kvcache.Refuse(kvcache.ReasonCodec, "encoded part with a transform of width %d over %d channels", p.width, p.Cols)

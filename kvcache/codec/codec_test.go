@@ -210,7 +210,7 @@ func TestNotFinite(t *testing.T) {
 func TestGolden(t *testing.T) {
 	for name, c := range map[string]kvcache.Codec{
 		"int8-keys-f16": kvcache.CodecInt8, "int8-values-f16": kvcache.CodecInt8, "int4-keys-f32": kvcache.CodecInt4,
-		"int4-values-f16": kvcache.CodecInt4, "int4-values-f32": kvcache.CodecInt4,
+		"int4-values-f16": kvcache.CodecInt4, "int4-values-f32": kvcache.CodecInt4, "int4-values-wide-f16": kvcache.CodecInt4,
 	} {
 		text, err := os.ReadFile("testdata/" + name + ".hex")
 		if err != nil {
@@ -247,14 +247,16 @@ func TestDecodeRefuses(t *testing.T) {
 		"empty":      {func([]byte) []byte { return nil }, kvcache.ReasonTorn},
 		"short":      {func(b []byte) []byte { return b[:len(b)-1] }, kvcache.ReasonTorn},
 		"long":       {func(b []byte) []byte { return append(b, 0) }, kvcache.ReasonTorn},
-		"version":    {func(b []byte) []byte { b[0] = 2; return b }, kvcache.ReasonVersion},
+		"version":    {func(b []byte) []byte { b[0] = 3; return b }, kvcache.ReasonVersion},
+		"version 1":  {func(b []byte) []byte { b[0] = 1; return b }, kvcache.ReasonCodec},
+		"wide keys":  {func(b []byte) []byte { b[2], b[4] = 1, 1; return b }, kvcache.ReasonCodec},
 		"type":       {func(b []byte) []byte { b[1] = 0; return b }, kvcache.ReasonTorn},
 		"groups":     {func(b []byte) []byte { b[2] = 2; return b }, kvcache.ReasonCodec},
 		"bits":       {func(b []byte) []byte { b[3] = 8; return b }, kvcache.ReasonCodec},
 		"width 0":    {func(b []byte) []byte { b[4] = 0; return b }, kvcache.ReasonCodec},
 		"width 3":    {func(b []byte) []byte { b[4] = 3; return b }, kvcache.ReasonCodec},
 		"width 512":  {func(b []byte) []byte { b[4], b[5] = 0, 2; return b }, kvcache.ReasonCodec},
-		"group size": {func(b []byte) []byte { b[6] = 32; return b }, kvcache.ReasonCodec},
+		"group size": {func(b []byte) []byte { b[6] = 64; return b }, kvcache.ReasonCodec},
 		"rows":       {func(b []byte) []byte { b[8]++; return b }, kvcache.ReasonTorn},
 		"many rows":  {func(b []byte) []byte { b[11] = 0xff; return b }, kvcache.ReasonTorn},
 		"no columns": {func(b []byte) []byte { b[12] = 0; return b }, kvcache.ReasonTorn},

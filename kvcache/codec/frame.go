@@ -10,6 +10,24 @@ import (
 // or not of floats, and stays raw.
 type ShapeOf func(p kvcache.Part, part []byte) (Shape, bool)
 
+// FirstBlock is shape for the block with which a chain begins. Models attend to its first
+// token, whatever it is, more than to any other; so INT4 leaves its keys and values as
+// they are, among the bytes before the matrix. Rows that do not fit there are encoded
+// like all others.
+func FirstBlock(c kvcache.Codec, shape ShapeOf) ShapeOf {
+	if c != kvcache.CodecInt4 {
+		return shape
+	}
+	return func(p kvcache.Part, part []byte) (Shape, bool) {
+		s, ok := shape(p, part)
+		row := s.Cols * s.Elem.size()
+		if ok && s.Rows > 1 && s.Prefix+row <= maxPrefix {
+			s.Prefix, s.Rows = s.Prefix+row, s.Rows-1
+		}
+		return s, ok
+	}
+}
+
 // Pack encodes the parts of a block's payload and appends them to dst. What has no
 // shape, cannot be encoded or would not be smaller stays raw. The parts that it
 // returns are those of the frame: their sizes are new, their order is not. They are

@@ -74,6 +74,40 @@ func TestFrame(t *testing.T) {
 	}
 }
 
+// TestFirstBlock: INT4 leaves the first token of a chain as it is, if it fits, and that
+// costs little.
+func TestFirstBlock(t *testing.T) {
+	for _, cols := range []int{128, 1024, 2048} {
+		s := codec.Shape{Elem: codec.F16, Rows: 64, Cols: cols, Prefix: 12}
+		row := 2 * cols
+		shape := func(kvcache.Part, []byte) (codec.Shape, bool) { return s, true }
+		var payload []byte
+		for _, s.Plane = range []kvcache.Plane{kvcache.PlaneKeys, kvcache.PlaneValues} {
+			payload = append(payload, matrix(s, uint64(cols))...)
+		}
+		for _, c := range lossy() {
+			size := int64(s.Len())
+			parts := []kvcache.Part{{Plane: kvcache.PlaneKeys, Size: size}, {Plane: kvcache.PlaneValues, Size: size}}
+			b, parts := codec.Pack(nil, c, parts, payload, codec.FirstBlock(c, shape))
+			if ratio := float64(len(payload)) / float64(len(b)); c == kvcache.CodecInt4 && ratio < 3.46 {
+				t.Errorf("%d channels: %.3f times smaller", cols, ratio)
+			}
+			for i, p := range parts {
+				want := payload[i*s.Len() : (i+1)*s.Len()]
+				got, err := codec.AppendDecoded(nil, c, b[:p.Size])
+				if err != nil || len(got) != len(want) {
+					t.Fatalf("%d channels, %v, part %d: %d bytes of %d, %v", cols, c, i, len(got), len(want), err)
+				}
+				kept := c == kvcache.CodecInt4 && cols < 2048
+				if bytes.Equal(got[:12+row], want[:12+row]) != kept || bytes.Equal(got[12+row:12+2*row], want[12+row:12+2*row]) {
+					t.Errorf("%d channels, %v, part %d: the first token is as it was: %v; or the second is", cols, c, i, !kept)
+				}
+				b = b[p.Size:]
+			}
+		}
+	}
+}
+
 // TestFrameWithWrongPart: the sum is right and the writer was not.
 func TestFrameWithWrongPart(t *testing.T) {
 	space := kvcache.NewSpace("model", nil)

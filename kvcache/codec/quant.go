@@ -135,10 +135,10 @@ func (p *plan) encodeTokens(b, m []byte) error {
 				return notFinite(r, c0+bad)
 			}
 			p.rotate(x)
-			at := p.params + 2*size*(r*groups(p.Cols)+c0/group)
+			at := p.params + 2*size*(r*p.groups(p.Cols)+c0/p.group)
 			codes := b[p.codes+r*p.row+c0*p.bits/8:]
-			for g := 0; g < len(x); g += group {
-				y := x[g:min(g+group, len(x))]
+			for g := 0; g < len(x); g += p.group {
+				y := x[g:min(g+p.group, len(x))]
 				lo, hi := p.span(y)
 				step, least, ok := p.Elem.steps(b[at:], b[at+size:], lo, hi, p.levels())
 				if !ok {
@@ -161,11 +161,11 @@ func (p *plan) decodeTokens(m, b []byte) {
 	for r := range p.Rows {
 		for c0 := 0; c0 < p.Cols; c0 += maxWidth {
 			x := room[:min(maxWidth, p.Cols-c0)]
-			at := p.params + 2*size*(r*groups(p.Cols)+c0/group)
+			at := p.params + 2*size*(r*p.groups(p.Cols)+c0/p.group)
 			codes := b[p.codes+r*p.row+c0*p.bits/8:]
-			for g := 0; g < len(x); g += group {
+			for g := 0; g < len(x); g += p.group {
 				k.one(p.Elem.value(b[at+size:]), p.Elem.value(b[at:]))
-				p.dequantize(x[g:min(g+group, len(x))], codes[g*p.bits/8:], &k)
+				p.dequantize(x[g:min(g+p.group, len(x))], codes[g*p.bits/8:], &k)
 				at += 2 * size
 			}
 			p.rotate(x)

@@ -13,7 +13,7 @@
 // Layers with a sliding window keep that many tokens and no more, so a long sequence has
 // fewer bytes than its tokens would have one by one; each of its tokens was written all the
 // same, and counts for disk and network. Layers with a recurrent state are not counted, and
-// Shape.Notes says so. A codec takes 8 or 4 bits of a value and half a bit for the scales.
+// Shape.Notes says so. A codec takes 8 or 4 bits of a value and at most half a bit for the scales.
 //
 // # A host
 //

@@ -100,6 +100,10 @@ func TestCodecs(t *testing.T) {
 			if i == 2 && !bytes.Equal(r.Data, want) {
 				t.Errorf("%v: the tail has changed", c)
 			}
+			first := bytes.Equal(r.Data[:4*channels], want[:4*channels])
+			if kept := c == kvcache.CodecInt4 && i == 0; i < 2 && c != kvcache.CodecRaw && first != kept {
+				t.Errorf("%v: the keys of token %d are as they were: %v", c, r.From, first)
+			}
 			if d := furthest(t, r.Data, want); d > most || d == 0 && most > 0 && i < 2 {
 				t.Errorf("%v: tokens %d to %d are %v off, at most %v", c, r.From, r.To, d, most)
 			}

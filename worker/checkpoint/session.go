@@ -274,7 +274,11 @@ func (s *session) seal(j job) (*kvcache.Frame, error) {
 	switch {
 	case s.k.cfg.Codec != kvcache.CodecRaw:
 		buf := slices.Grow(s.k.packed[:0], room+len(data))[:room]
-		s.k.packed, parts = codec.Pack(buf, s.k.cfg.Codec, parts, data, s.k.cfg.Shape)
+		shape := s.k.cfg.Shape
+		if j.first == 0 {
+			shape = codec.FirstBlock(s.k.cfg.Codec, shape)
+		}
+		s.k.packed, parts = codec.Pack(buf, s.k.cfg.Codec, parts, data, shape)
 		return kvcache.Seal(s.k.packed, meta, parts)
 	case room != j.room:
 		s.k.parts.Store(int64(len(parts)))
