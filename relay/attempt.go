@@ -332,7 +332,7 @@ const mostErrorBody = 64 << 10
 // in JSON.
 func (a *attempt) serverError(resp *http.Response) outcome {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody)) // what came is enough
-	o := outcome{result: resultStatus, retry: true, blame: failed, err: broke(), wait: retryAfter(resp.Header)}
+	o := outcome{result: resultStatus, retry: true, blame: failed, err: broke(), wait: retryAfter(resp.Header, time.Now())}
 	o.err.RetryAfter = o.wait
 	if isJSON(resp.Header) && json.Valid(body) {
 		o.saved = &answer{resp.StatusCode, answerHeader(resp.Header, a.w.id), body}
@@ -350,13 +350,4 @@ func (a *attempt) serverError(resp *http.Response) outcome {
 		o.err = openai.Unavailable(max(o.wait, time.Second), "No worker can be reached at the moment. Please try again.")
 	}
 	return o
-}
-
-// retryAfter reads a Retry-After in seconds, 0 when there is none.
-func retryAfter(h http.Header) time.Duration {
-	n, err := strconv.Atoi(h.Get("Retry-After"))
-	if err != nil || n < 0 || n > 86400 {
-		return 0
-	}
-	return time.Duration(n) * time.Second
 }

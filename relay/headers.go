@@ -2,7 +2,9 @@ package relay
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvmesh/kvmesh/internal/names"
 )
@@ -31,7 +33,49 @@ func answerHeader(in http.Header, worker string) http.Header {
 	if out.Get(names.Worker) == "" {
 		out.Set(names.Worker, worker)
 	}
+	checkRetryAfter(out, time.Now())
 	return out
+}
+
+// longestWait is the most that a client is told to wait, whatever its server says.
+const longestWait = time.Hour
+
+// waitOf reads a Retry-After, which is a whole number of seconds or a date; at most
+// longestWait. ok is false where it is neither.
+func waitOf(v string, now time.Time) (wait time.Duration, ok bool) {
+	if at, err := http.ParseTime(v); err == nil {
+		return min(max(at.Sub(now), 0), longestWait), true
+	}
+	if v == "" || strings.Trim(v, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n >= int(longestWait/time.Second) { // or more than an int holds
+		return longestWait, true
+	}
+	return time.Duration(n) * time.Second, true
+}
+
+// retryAfter is how long a server asks to wait, 0 when it does not.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	wait, _ := waitOf(h.Get("Retry-After"), now)
+	return wait
+}
+
+// checkRetryAfter leaves no Retry-After in a header that a client would stumble over.
+func checkRetryAfter(h http.Header, now time.Time) {
+	values, ok := h["Retry-After"]
+	if !ok {
+		return
+	}
+	switch wait, ok := waitOf(h.Get("Retry-After"), now); {
+	case !ok:
+		delete(h, "Retry-After")
+	case wait == longestWait:
+		h["Retry-After"] = []string{strconv.Itoa(int(longestWait / time.Second))}
+	case len(values) > 1:
+		h["Retry-After"] = values[:1]
+	}
 }
 
 // passed copies a header without what belongs to one connection only, the length,

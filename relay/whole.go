@@ -60,7 +60,7 @@ func (a *attempt) deliver(whole *answer, ok, valid bool) outcome {
 	j.letGo()
 	if !ok && !valid {
 		e := openai.Errorf(whole.status, "The worker refused the request with status %d.", whole.status)
-		e.RetryAfter = retryAfter(whole.header)
+		e.RetryAfter = retryAfter(whole.header, time.Now())
 		j.out.fail(e)
 	} else if j.out.whole(whole.status, whole.header, whole.body) != nil && j.out.started() {
 		j.out.fail(inStream(whole))
