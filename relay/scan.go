@@ -46,6 +46,7 @@ type choiceView struct {
 	probs   bool
 	strange bool // it adds what no text_bytes count
 	finish  bool
+	reason  span // the value of finish_reason, where finish
 
 	kv                 string // how a continuation went on, "" when not told
 	restored, computed int
@@ -270,6 +271,7 @@ func (s *scanner) choiceMember(c *choiceView, name []byte) (drop bool, err error
 		return !s.keepIDs, nil
 	case `"finish_reason"`:
 		c.finish = !null && string(v) != `""`
+		c.reason = at
 		s.view.dropped = s.view.dropped || c.finish && openai.Dropped(string(bytes.Trim(v, `"`)))
 	case `"logprobs"`:
 		c.probs = !null

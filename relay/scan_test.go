@@ -148,6 +148,16 @@ func FuzzScan(f *testing.F) {
 				t.Errorf("something is left of the relay's own in %s", got.data)
 			}
 		}
+		// The same once more, whatever else it says, ends no choice.
+		if _, err := s.scan(data); err != nil {
+			t.Fatal(err)
+		}
+		if got, err = s.splice(l, data); err != nil || got.data == nil {
+			return
+		}
+		if v, err = again.scan(bytes.Clone(got.data)); err != nil || l.repeated(v) {
+			t.Errorf("%s, once more, became %s: %v", data, got.data, err)
+		}
 	})
 }
 
@@ -214,8 +224,12 @@ func TestSpliceRepeatsNothing(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{ // the first attempt's own, of a server that says it twice
 		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}`, ``},
 		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"}}]}`, `{"id":"one","choices":[{"index":1,"delta":{"content":"y"}}]}`},
-		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":"stop"}]}`, `{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":"stop"}]}`},
-		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`, `{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":"stop"}]}`, `{"id":"one","choices":[{"index":1,"delta":{"content":"y"},"finish_reason":null}]}`},
+		{`{"id":"one","choices":[{"odd":[1],"finish_reason" : "length","token_ids":[4],"index":1,"text":"y"}]}`, `{"id":"one","choices":[{"odd":[1],"finish_reason" : null,"index":1,"text":"y"}]}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":""}]}`, `{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":""}]}`},
+		{`{"id":"one","choices":[{"index":0,"text":"a","finish_reason":"stop"},{"index":0,"text":"b","finish_reason":"stop"},{"index":0,"finish_reason":"stop"}]}`, `{"id":"one","choices":[{"index":0,"text":"a","finish_reason":"stop"},{"index":0,"text":"b","finish_reason":null}]}`},
+		{`{"id":"one","choices":[{"index":0,"delta":{},"finish_reason":"stop"},{"index":1,"text":"y","finish_reason":"length"}]}`, `{"id":"one","choices":[{"index":0,"delta":{},"finish_reason":"stop"},{"index":1,"text":"y","finish_reason":null}]}`},
+		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}`, `{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":null}],"usage":{"completion_tokens":1}}`},
 		{`{"id":"one","choices":[{"index":1,"delta":{},"finish_reason":"stop"},{"index":0,"delta":{"role":"assistant","content":"a"}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":"a"}}]}`},
 		{`{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`, `{"id":"one","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`},
 	} {

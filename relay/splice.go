@@ -164,27 +164,31 @@ func (l *ledger) ended(index int) bool {
 	return index < len(l.choices) && l.choices[index].finished
 }
 
-// repeats reports whether a choice of a first attempt's event says nothing but its end, once
-// more. What else servers say behind an end is theirs, and passes.
-func (l *ledger) repeats(c *choiceView) bool {
-	return c.finish && l.ended(c.index) && c.text == 0 && len(c.ids) == 0 && !c.calls && !c.probs && !c.strange
+// repeats reports whether the i-th choice of a first attempt's event says its end once more.
+// What else servers say behind an end is theirs, and passes.
+func (l *ledger) repeats(v *chunkView, i int) bool {
+	c := &v.choices[i]
+	return c.finish && (l.ended(c.index) || slices.ContainsFunc(v.choices[:i], func(b choiceView) bool { return b.finish && b.index == c.index }))
 }
 
-// repeated is repeats for any choice of an event without usage.
+// repeated is repeats for any choice.
 func (l *ledger) repeated(v *chunkView) bool {
-	if v.usage.to > 0 {
-		return false
-	}
 	for i := range v.choices {
-		if l.repeats(&v.choices[i]) {
+		if l.repeats(v, i) {
 			return true
 		}
 	}
 	return false
 }
 
-// unrepeat removes what the client has: choices that were finished, and, of a later attempt,
-// roles that were told. rest is the number of choices that are left.
+// endsOnly says that the event tells nothing of the choice but its end.
+func (c *choiceView) endsOnly() bool {
+	return c.finish && c.text == 0 && len(c.ids) == 0 && !c.calls && !c.probs && !c.strange
+}
+
+// unrepeat removes what the client has: ends of choices, with the choice where nothing else
+// is said of it, and, of a later attempt, choices that were finished and roles that were told.
+// rest is the number of choices that are left.
 func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, rest int) {
 	choices := s.view.choices
 	open, last, kept := -1, s.view.choicesAt.from+1, false
@@ -195,8 +199,9 @@ func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, re
 			open = -1
 		}
 		told := s.later && c.role.to > 0 && c.index < len(l.choices) && l.choices[c.index].seen
+		again := l.repeats(&s.view, i)
 		switch {
-		case l.repeats(c) || s.later && l.ended(c.index) || told && c.bare():
+		case again && c.endsOnly() && s.view.usage.to == 0 || s.later && l.ended(c.index) || told && c.bare():
 			edits = slices.DeleteFunc(edits, func(e edit) bool { return e.from >= c.at.from && e.to <= c.at.to })
 			if kept {
 				edits = append(edits, edit{span: span{last, c.at.to}})
@@ -208,6 +213,9 @@ func (s *splicer) unrepeat(l *ledger, data []byte, edits []edit) (out []edit, re
 			rest++
 			if told {
 				edits = append(edits, edit{span: withComma(data, c.role)})
+			}
+			if again {
+				edits = append(edits, edit{c.reason, []byte("null")})
 			}
 		}
 		last = c.at.to
