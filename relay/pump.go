@@ -140,10 +140,10 @@ func (p *pump) handle(ev openai.Event, err error) {
 		return
 	}
 	v, err := a.scan(ev.Data)
-	if err == nil && v.isFailure() {
+	if err != nil || v.isFailure() {
 		p.left, p.has = ev, true
 		return
 	}
 	a.j.r.inlined.Add(1)
-	p.o, p.over = a.pass(ev, v, err)
+	p.o, p.over = a.pass(ev, v, nil)
 }

@@ -129,6 +129,12 @@ func streamMisbehaviours() []misbehaviour {
 		{"error first", func(w http.ResponseWriter) {
 			send(w, "data: {\"error\":{\"message\":\"out of memory\",\"code\":500}}\n\n", done)
 		}, resultStatus, 500, "", "out of memory"},
+		{"nonsense first", func(w http.ResponseWriter) {
+			send(w, "data: hello\n\n", token("a", "stop"), done)
+		}, resultBroken, 502, "", "broke off"},
+		{"nonsense behind what is none", func(w http.ResponseWriter) {
+			send(w, "data:\n\n", "data: null\n\n", "data: {\"choices\":[{]}\n\n", token("a", "stop"), done)
+		}, resultBroken, 502, "", "broke off"},
 		{"given up at once", func(w http.ResponseWriter) { send(w, token("", "abort"), done) }, resultBroken, 502, "", "broke off"},
 		{"endless event", func(w http.ResponseWriter) { send(w, "data: "+strings.Repeat("x", 300)) }, resultBroken, 502, "", "broke off"},
 	}
@@ -272,6 +278,12 @@ func TestTruncated(t *testing.T) {
 		{"clean end inside an event", func(w http.ResponseWriter) { send(w, a, b[:len(b)-1]) }, a},
 		{"done without finish", func(w http.ResponseWriter) { send(w, a, done) }, a},
 		{"given up", func(w http.ResponseWriter) { send(w, a, b, token("", "abort"), done) }, a + b},
+		{"nonsense", func(w http.ResponseWriter) {
+			send(w, a, "data: {\"choices\":[{]}\n\n", token("", "stop"), done)
+		}, a},
+		{"nonsense of two lines", func(w http.ResponseWriter) {
+			send(w, a, b, "data: {\"choices\":[]}\ndata: }\n\n", token("", "stop"), done)
+		}, a + b},
 		{"an empty reason", func(w http.ResponseWriter) {
 			send(w, strings.Replace(a, `"finish_reason":null`, `"finish_reason":""`, 1))
 		}, strings.Replace(a, `"finish_reason":null`, `"finish_reason":""`, 1)},
@@ -305,6 +317,16 @@ func TestTruncated(t *testing.T) {
 			}
 			if a := m.relay.Attempts(); len(a) != 1 || a[0].Broken != 1 {
 				t.Errorf("the worker broke off, and that is counted as %+v", a)
+			}
+		})
+	})
+	t.Run("nonsense behind the last end", func(t *testing.T) {
+		serve := func(_ int, w http.ResponseWriter, _ *http.Request) {
+			send(w, a, token("", "stop"), "data: bye\n\n", done)
+		}
+		inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
+			if got := m.ask(askStream); got.body != a+token("", "stop")+done {
+				t.Errorf("an answer with nothing but nonsense behind it: %q", got.body)
 			}
 		})
 	})

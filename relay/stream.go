@@ -99,6 +99,13 @@ func (a *attempt) comment(ev openai.Event) (outcome, bool) {
 // event takes an event with data.
 func (a *attempt) event(ev openai.Event, resp *http.Response) (outcome, bool) {
 	v, err := a.scan(ev.Data)
+	switch {
+	case err == nil || json.Valid(ev.Data):
+	case len(bytes.TrimSpace(ev.Data)) == 0: // clients skip it as well
+		return outcome{}, false
+	default: // no client could read it
+		return a.cutOff(), true
+	}
 	if err == nil && v.isFailure() {
 		if v.failed.to > 0 {
 			return a.reported(ev.Data, resp), true
@@ -110,7 +117,10 @@ func (a *attempt) event(ev openai.Event, resp *http.Response) (outcome, bool) {
 	}
 	defer a.j.put()
 	if !a.mine {
-		if err == nil && !a.j.led.wants(v) && len(a.early) < mostEarly {
+		if err != nil && (a.later || a.engine) {
+			return a.broken(broke()), true
+		}
+		if (err != nil || !a.j.led.wants(v)) && len(a.early) < mostEarly {
 			a.early = append(a.early, bytes.Clone(ev.Data))
 			return outcome{}, false
 		}
@@ -203,7 +213,7 @@ func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool)
 		got, err = a.splice(&j.led, ev.Data)
 	} else if a.later || a.engine {
 		err = errSplice
-	} else { // not ours to judge; it passes, and the answer stays with its worker
+	} else { // JSON of another kind is not ours to judge; it passes, and the answer stays with its worker
 		j.led.loose, err = "the server's events are not understood", nil
 	}
 	if err != nil {

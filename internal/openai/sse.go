@@ -36,7 +36,9 @@ type Event struct {
 }
 
 // Done reports whether the event ends a complete OpenAI stream.
-func (e Event) Done() bool { return string(e.Data) == DoneData }
+func (e Event) Done() bool {
+	return len(e.Data) > 0 && e.Data[0] == '[' && string(bytes.TrimRight(e.Data, " \t")) == DoneData
+}
 
 // EventReader splits a byte stream into whole server-sent events. Lines end in
 // LF, CRLF or CR. What it yields depends on the bytes alone, never on how they
