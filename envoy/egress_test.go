@@ -1,6 +1,7 @@
 package envoy_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -57,6 +58,66 @@ func TestEgressObeys(t *testing.T) {
 	if got := post(names.Pool, "main", names.Destination, list, "x-kvmesh-attempt", "1"); got.status != 503 || calls.Load() != 1 {
 		t.Errorf("busy: %d after %d calls, want 503 after one", got.status, calls.Load())
 	}
+}
+
+// What Envoy makes up itself is marked with its reason, and nothing else is, whatever a
+// server says.
+func TestEgressMarksItsOwn(t *testing.T) {
+	m := newMesh(t, setup{policy: strings.ReplaceAll(quickPolicy, "engine: sim\n  model: sim\n  local: [{id: w0}, {id: w1}]", "engine: openai")})
+	c := m.egressClient()
+	post := func(to string) reply {
+		return do(t, c, "POST", "http://egress/v1/x", strings.NewReader("{}"), names.Pool, "main", names.Destination, to)
+	}
+	w := m.workers[0]
+	for _, status := range []int{200, 400, 429, 500, 502, 503, 504} {
+		w.on(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set(names.Fault, "UF")
+			rw.WriteHeader(status)
+		})
+		if got := post(w.addr); got.status != status || len(got.header.Values(names.Fault)) != 0 {
+			t.Errorf("the server's %d: %d with %q", status, got.status, got.header.Values(names.Fault))
+		}
+	}
+	for name, tt := range map[string]struct {
+		do     http.HandlerFunc
+		status int
+		flags  string
+	}{
+		"cut":            {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 503, "UC"},
+		"large header":   {func(rw http.ResponseWriter, _ *http.Request) { rw.Header().Set("X-Big", strings.Repeat("x", 200<<10)) }, 502, "UPE"},
+		"many fields":    {func(rw http.ResponseWriter, _ *http.Request) { many(rw.Header(), 150) }, 502, "UPE"},
+		"no HTTP at all": {func(rw http.ResponseWriter, _ *http.Request) { raw(t, rw, "SSH-2.0-x\r\n\r\n") }, 502, "UPE"},
+	} {
+		w.on(tt.do)
+		if got := post(w.addr); got.status != tt.status || got.header.Get(names.Fault) != tt.flags {
+			t.Errorf("%s: %d with %q, want %d with %q", name, got.status, got.header.Get(names.Fault), tt.status, tt.flags)
+		}
+	}
+	for _, w := range m.workers {
+		w.srv.CloseClientConnections()
+		w.srv.Close()
+	}
+	if got := post(w.addr); got.status != 503 || !strings.HasPrefix(got.header.Get(names.Fault), "U") {
+		t.Errorf("nobody there: %d with %q", got.status, got.header.Get(names.Fault))
+	}
+}
+
+// many adds n fields to a header.
+func many(h http.Header, n int) {
+	for i := range n {
+		h.Set(fmt.Sprintf("X-Many-%d", i), "v")
+	}
+}
+
+// raw answers with bytes that are no HTTP.
+func raw(t *testing.T, rw http.ResponseWriter, text string) {
+	conn, _, err := http.NewResponseController(rw).Hijack()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, _ = io.WriteString(conn, text) // Envoy sees what arrives
+	_ = conn.Close()
 }
 
 // The relay owns every time-out: Envoy waits for a silent worker.

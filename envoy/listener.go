@@ -171,6 +171,7 @@ func egressListener(c Config) *listenerv3.Listener {
 		DelayedCloseTimeout:  seconds(100 * time.Millisecond),
 		Http2ProtocolOptions: ownH2(&corev3.Http2ProtocolOptions{}),
 		GenerateRequestId:    wrapperspb.Bool(false), // the edge made one already
+		LocalReplyConfig:     ownFaults(),
 		HttpFilters:          []*hcmv3.HttpFilter{routerFilter()},
 	}
 	return &listenerv3.Listener{

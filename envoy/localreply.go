@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
 
@@ -42,6 +43,16 @@ func localReplies() *hcmv3.LocalReplyConfig {
 	rest := openai.Errorf(http.StatusBadRequest, "The request was refused.")
 	out.Mappers = append(out.Mappers, mapper(rest, accesslogv3.ComparisonFilter_GE, http.StatusBadRequest))
 	return out
+}
+
+// ownFaults marks the error answers that Envoy makes up for the relay, which else could not
+// tell them from a server's: a 503 of the one says that nobody is there, of the other that
+// it is busy.
+func ownFaults() *hcmv3.LocalReplyConfig {
+	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
+		Filter:       statusFilter(accesslogv3.ComparisonFilter_GE, http.StatusBadRequest),
+		HeadersToAdd: []*corev3.HeaderValueOption{header(names.Fault, "%RESPONSE_FLAGS%")},
+	}}}
 }
 
 // mapper answers one status, or all from it on, with a fixed error object. The

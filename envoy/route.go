@@ -255,7 +255,9 @@ func egressRoutes(c Config) []*routev3.Route {
 			Name:                 "pool/" + p.Name,
 			Match:                match(is(names.Pool, p.Name)),
 			ResponseHeadersToAdd: add,
-			Action:               &routev3.Route_Route{Route: action},
+			// Envoy's own word, which no server may say.
+			ResponseHeadersToRemove: []string{names.Fault},
+			Action:                  &routev3.Route_Route{Route: action},
 		})
 	}
 	return append(routes, &routev3.Route{

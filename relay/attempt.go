@@ -327,9 +327,9 @@ func (a *attempt) answer(resp *http.Response) outcome {
 // mostErrorBody is how much of an error's body is kept.
 const mostErrorBody = 64 << 10
 
-// serverError keeps a 5xx or 429 in case that nobody does better. Envoy says 503 in
-// plain text where it cannot reach the worker; a worker that is only busy says it
-// in JSON.
+// serverError keeps a 5xx or 429 in case that nobody does better. Envoy says 503, too,
+// where it cannot reach the worker, and marks that with names.Fault; a server that is only
+// busy, or a proxy in front of it, says it itself, in JSON or not.
 func (a *attempt) serverError(resp *http.Response) outcome {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, mostErrorBody)) // what came is enough
 	o := outcome{result: resultStatus, retry: true, blame: failed, err: broke(), wait: retryAfter(resp.Header, time.Now())}
@@ -338,16 +338,19 @@ func (a *attempt) serverError(resp *http.Response) outcome {
 		o.saved = &answer{resp.StatusCode, answerHeader(resp.Header, a.w.id), body}
 	}
 	busy := openai.Unavailable(max(o.wait, time.Second), "All workers are busy. Please try again.")
+	envoys := resp.Header.Get(names.Fault) != ""
 	switch {
 	case resp.StatusCode == http.StatusTooManyRequests:
 		o.blame, o.err = nothing, busy
 		o.err.Status = http.StatusTooManyRequests
-	case resp.StatusCode != http.StatusServiceUnavailable:
-	case o.saved != nil:
-		o.blame, o.err = nothing, busy
-	default:
+	case resp.StatusCode == http.StatusServiceUnavailable && envoys:
 		o.result, o.blame = resultConnect, absent
-		o.err = openai.Unavailable(max(o.wait, time.Second), "No worker can be reached at the moment. Please try again.")
+		o.err = openai.Unavailable(time.Second, "No worker can be reached at the moment. Please try again.")
+	case resp.StatusCode == http.StatusServiceUnavailable:
+		o.blame, o.err = nothing, busy
+	case envoys:
+		o.result = resultBroken
+		o.err.Message = "The worker's answer is no HTTP that can be read, or its header is too large."
 	}
 	return o
 }

@@ -41,7 +41,7 @@
 //	cannot be reached (Envoy's 503)     next, breaker     move
 //	is another one (421, other address) next              move
 //	answers 5xx                         next              move
-//	answers 429, or 503 in JSON (busy)  next, no blame    move, later
+//	answers 429 or 503 itself (busy)    next, no blame    move, later
 //	answers 4xx                         passed on         move
 //	says that the prompt is too long    next tier         –
 //	ends early, cuts, sends nonsense    next              move

@@ -29,6 +29,7 @@ func outHeader(in http.Header) http.Header {
 func answerHeader(in http.Header, worker string) http.Header {
 	out := passed(in)
 	out.Del(names.Upstream)
+	out.Del(names.Fault)
 	out.Del("Endpoint-Load-Metrics")
 	if out.Get(names.Worker) == "" {
 		out.Set(names.Worker, worker)

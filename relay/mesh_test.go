@@ -300,6 +300,12 @@ func sendJSON(w http.ResponseWriter, status int, body string) {
 	_, _ = io.WriteString(w, body)
 }
 
+// unreachableBy is Envoy's answer where nobody takes a connection.
+func unreachableBy(w http.ResponseWriter, flags string) {
+	w.Header().Set(names.Fault, flags)
+	http.Error(w, "upstream connect error or disconnect/reset before headers", http.StatusServiceUnavailable)
+}
+
 // cut ends the response without its end, as the death of a worker does.
 func cut() { panic(http.ErrAbortHandler) }
 

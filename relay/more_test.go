@@ -147,7 +147,7 @@ func TestHeldBudget(t *testing.T) {
 func TestBreaker(t *testing.T) {
 	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(names.ExpectWorker) == "w1" {
-			http.Error(w, "upstream connect error", http.StatusServiceUnavailable)
+			unreachableBy(w, "UF")
 			return
 		}
 		sendJSON(w, http.StatusOK, complete)
@@ -164,6 +164,32 @@ func TestBreaker(t *testing.T) {
 		for i, id := range m.attempts() {
 			if (id == "w1") != (i == 0) {
 				t.Errorf("attempt %d went to %s", i+1, id)
+			}
+		}
+	})
+}
+
+// TestBusyOpensNoBreaker: a server that is full is asked again, in whatever form it says so.
+func TestBusyOpensNoBreaker(t *testing.T) {
+	serve := func(n int, w http.ResponseWriter, _ *http.Request) {
+		if n <= 6 {
+			http.Error(w, "full", http.StatusServiceUnavailable)
+			return
+		}
+		sendJSON(w, http.StatusOK, complete)
+	}
+	inMesh(t, nil, serve, func(t *testing.T, m *mesh) {
+		for range 2 {
+			if got := m.ask(askWhole); got.status != 503 || !strings.Contains(got.body, "busy") {
+				t.Errorf("%d %s", got.status, got.body)
+			}
+		}
+		if got := m.ask(askWhole); got.status != 200 || m.attempts()[6] != "w1" {
+			t.Errorf("%d %s by %v", got.status, got.body, m.attempts())
+		}
+		for _, a := range m.relay.Attempts() {
+			if a.Broken != 0 {
+				t.Errorf("counted as broken: %+v", a)
 			}
 		}
 	})

@@ -335,7 +335,7 @@ func TestCannotGoOn(t *testing.T) {
 		sendJSON(w, http.StatusTooManyRequests, `{"error":{"message":"queue full"}}`)
 	}
 	unreachable := func(_ int, w http.ResponseWriter, _ *http.Request, _ string) {
-		http.Error(w, "no healthy upstream", http.StatusServiceUnavailable)
+		unreachableBy(w, "UH")
 	}
 	ignores := func(n int, w http.ResponseWriter, r *http.Request, _ string) {
 		generate(t, n, w, r, strings.Replace(askUsage, "{", `{"kvmesh":{"token_ids":true},`, 1), -1, nil)

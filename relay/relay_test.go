@@ -106,7 +106,16 @@ func misbehaviours() []misbehaviour {
 		}
 	}
 	return []misbehaviour{
-		{"refused connection", text(503, "upstream connect error or disconnect/reset before headers"), resultConnect, 503, "1", "No worker can be reached"},
+		{"refused connection", func(w http.ResponseWriter) { unreachableBy(w, "UF,URX") }, resultConnect, 503, "1", "No worker can be reached"},
+		{"no HTTP", func(w http.ResponseWriter) {
+			w.Header().Set(names.Fault, "UPE")
+			http.Error(w, "upstream connect error or disconnect/reset before headers", http.StatusBadGateway)
+		}, resultBroken, 502, "", "no HTTP that can be read"},
+		{"busy in HTML", text(503, "<html>full"), resultStatus, 503, "1", "All workers are busy"},
+		{"busy without a word", func(w http.ResponseWriter) {
+			w.Header().Set("Retry-After", "3")
+			w.WriteHeader(503)
+		}, resultStatus, 503, "3", "All workers are busy"},
 		{"busy", json(503, `{"error":{"message":"queue full"}}`, "Retry-After", "7"), resultStatus, 503, "7", "queue full"},
 		{"crashed", json(500, `{"error":{"message":"boom"}}`), resultStatus, 500, "", "boom"},
 		{"bad gateway", text(502, "<html>"), resultStatus, 502, "", "broke off"},

@@ -137,7 +137,7 @@ func TestKeepAliveThenFailure(t *testing.T) {
 		case n == 4:
 			sendJSON(w, 200, complete)
 		default:
-			http.Error(w, "gone", http.StatusServiceUnavailable)
+			unreachableBy(w, "UF")
 		}
 	}
 	const alive = ": keep-alive\n\n"
@@ -386,7 +386,7 @@ func TestRetryWaitsInVain(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	serve := func(n int, w http.ResponseWriter, _ *http.Request) {
 		if n < 3 {
-			http.Error(w, "gone", http.StatusServiceUnavailable)
+			unreachableBy(w, "UF")
 			return
 		}
 		sendJSON(w, http.StatusOK, complete)

@@ -51,6 +51,10 @@ const (
 	// Upstream is the ip:port Envoy really used, on answers of the egress
 	// listener, so that the relay can check that it got the worker it named.
 	Upstream = "x-kvmesh-upstream"
+	// Fault says on an answer of the egress listener that Envoy itself made it up, and
+	// why: its response flags, as UF for a connection that failed. What a server sends
+	// under that name does not pass.
+	Fault = "x-kvmesh-fault"
 	// On a stream that is kept for its client, Stream is its id.
 )
 
