@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -316,6 +317,10 @@ func (a *attempt) answer(resp *http.Response) outcome {
 		return outcome{result: resultWrong, retry: true, err: left()}
 	case a.engine && resp.StatusCode < 500 && at != "" && at != "-" && resp.Header.Get(names.Worker) != a.w.id:
 		return outcome{result: resultWrong, retry: true, blame: absent, err: left()}
+	case crowded(resp.Header):
+		e := broke()
+		e.Message = fmt.Sprintf("The header of the worker's answer is too large: at most %d bytes in %d fields are passed on.", mostAnswerHeader, mostAnswerFields)
+		return outcome{result: resultBroken, retry: true, blame: failed, err: e}
 	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests:
 		return a.serverError(resp)
 	case resp.StatusCode == http.StatusOK && (a.j.stream || a.assemble) && isEvents(resp.Header):

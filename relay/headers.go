@@ -38,6 +38,26 @@ func answerHeader(in http.Header, worker string) http.Header {
 	return out
 }
 
+// Limits of an answer's header. The edge takes 60 KiB and 100 fields from the relay, which
+// adds some, and refuses the whole answer if there are more; then nobody could be asked
+// instead any more.
+const (
+	mostAnswerHeader = 56 << 10
+	mostAnswerFields = 90
+)
+
+// crowded reports whether a header is over these limits.
+func crowded(h http.Header) bool {
+	fields, size := 0, 0
+	for name, values := range h {
+		fields += len(values)
+		for _, v := range values {
+			size += len(name) + len(v)
+		}
+	}
+	return fields > mostAnswerFields || size > mostAnswerHeader
+}
+
 // longestWait is the most that a client is told to wait, whatever its server says.
 const longestWait = time.Hour
 

@@ -111,6 +111,14 @@ func misbehaviours() []misbehaviour {
 			w.Header().Set(names.Fault, "UPE")
 			http.Error(w, "upstream connect error or disconnect/reset before headers", http.StatusBadGateway)
 		}, resultBroken, 502, "", "no HTTP that can be read"},
+		{"too large a header", func(w http.ResponseWriter) {
+			w.Header().Set("X-Big", strings.Repeat("x", 70_000))
+			sendJSON(w, http.StatusOK, complete)
+		}, resultBroken, 502, "", "header of the worker's answer is too large"},
+		{"too many fields", func(w http.ResponseWriter) {
+			w.Header()["X-Many"] = strings.Split(strings.Repeat("v ", 90), " ")
+			sendJSON(w, http.StatusBadRequest, complete)
+		}, resultBroken, 502, "", "header of the worker's answer is too large"},
 		{"busy in HTML", text(503, "<html>full"), resultStatus, 503, "1", "All workers are busy"},
 		{"busy without a word", func(w http.ResponseWriter) {
 			w.Header().Set("Retry-After", "3")
