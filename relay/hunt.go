@@ -218,10 +218,10 @@ func (j *job) ended(e ended) (over bool) {
 // goOn finds somebody to go on with the answer after nobody was left. It returns false
 // when there is none.
 func (j *job) goOn(after *attempt) bool {
-	if j.begun() {
-		return j.replace(after)
-	}
 	h := &j.hunt
+	if j.begun() {
+		return !h.last.final && j.replace(after)
+	}
 	switch {
 	case h.last.tooLong:
 		h.tooLong = h.last.saved

@@ -1,13 +1,15 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/kvmesh/kvmesh/internal/names"
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -36,7 +38,8 @@ type job struct {
 	stream   bool
 	usage    bool   // the stream is to end with it
 	keepIDs  bool   // the client wants token ids
-	expect   int    // choices, 0 = not known
+	expect   int    // choices of all prompts, 0 = not known
+	several  bool   // prompts; servers differ in how they number the choices of those
 	named    string // model as the request names it
 	metered  string // model for metrics, bounded by the policy
 	session  string
@@ -73,7 +76,7 @@ type job struct {
 func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Request, start time.Time) *job {
 	j := &job{
 		r: r, in: in, start: start, req: req, endpoint: req.Endpoint, stream: req.Stream, usage: req.IncludeUsage,
-		keepIDs: isTrue(req.Raw("return_token_ids")), expect: req.N, named: req.Model,
+		keepIDs: isTrue(req.Raw("return_token_ids")), named: req.Model,
 		session: in.Header.Get(names.SessionToken), place: place{tier: -1, pool: in.Header.Get(names.Pool)},
 		ends: make(chan ended, 2), turned: make(chan struct{}, 1), asked: make(chan leaving, 4), pen: make(chan struct{}, 1),
 		timer: time.NewTimer(never),
@@ -81,8 +84,10 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.pen <- struct{}{}
 	j.led.plain = req.Raw("tools") == nil && req.TopLogprobs < 0 && !req.Echo
 	j.led.echo = req.Echo && req.Endpoint == openai.Completions
-	if strings.HasPrefix(string(req.Raw("prompt")), "[") {
-		j.expect = 0 // there may be several prompts
+	n := prompts(req.Raw("prompt"))
+	j.expect, j.several = n*req.N, n != 1
+	if j.expect > mostChoices {
+		j.expect = 0
 	}
 	if j.session == "" {
 		j.session = in.Header.Get(names.SessionID)
@@ -105,6 +110,23 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	r.retries.running.Add(1)
 	r.live.add(j)
 	return j
+}
+
+// prompts counts the prompts of a request: one text, one list of token ids, several of
+// either, or a chat.
+func prompts(raw []byte) int {
+	if len(raw) == 0 || raw[0] != '[' {
+		return 1
+	}
+	d := jsontext.NewDecoder(bytes.NewReader(raw))
+	n := 0
+	for _, err := d.ReadToken(); err == nil && d.PeekKind() != ']'; n++ {
+		if d.PeekKind() == '0' {
+			return 1
+		}
+		err = d.SkipValue()
+	}
+	return n
 }
 
 // routeOf returns the route of that name, else the one that serves the model, and

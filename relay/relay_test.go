@@ -385,6 +385,76 @@ func TestChoices(t *testing.T) {
 	})
 }
 
+// TestFewerChoices: an answer with fewer choices than were asked for is not whole, however
+// well it ends. Who gives it is not broken: most servers that do cannot give several.
+func TestFewerChoices(t *testing.T) {
+	one := token("x", "stop")
+	two := strings.Replace(one, `"index":0`, `"index":1`, 1)
+	serve := func(whole bool) func(int, http.ResponseWriter, *http.Request) {
+		return func(n int, w http.ResponseWriter, _ *http.Request) {
+			switch {
+			case !whole:
+				send(w, one, done)
+			case n == 1:
+				sendJSON(w, http.StatusOK, complete)
+			default:
+				sendJSON(w, http.StatusOK, both)
+			}
+		}
+	}
+	ask := func(n, prompt string, stream bool) string {
+		return `{"model":"m","prompt":` + prompt + `,"n":` + n + `,"stream":` + strconv.FormatBool(stream) + `}`
+	}
+	inMesh(t, nil, serve(false), func(t *testing.T, m *mesh) {
+		for _, prompt := range []string{`"p"`, `[1,2]`} {
+			got := m.ask(ask("2", prompt, true))
+			if rest, ok := strings.CutPrefix(got.body, one); !ok || !strings.Contains(rest, "gave 1 of the 2 choices") || strings.Contains(rest, "DONE") {
+				t.Errorf("one of two choices: %q", got.body)
+			}
+		}
+		for _, prompt := range []string{`["p","q"]`, `[[1],[2]]`} { // servers differ in how they number those
+			if got := m.ask(ask("1", prompt, true)); got.body != one+done {
+				t.Errorf("several prompts: %q", got.body)
+			}
+		}
+		if a := m.relay.Attempts(); len(a) != 1 || a[0].Broken != 0 || m.result(resultTruncated) != 2 || len(m.attempts()) != 4 {
+			t.Errorf("counted as %+v, %d truncated of %d attempts", a, m.result(resultTruncated), len(m.attempts()))
+		}
+	})
+	inMesh(t, nil, func(_ int, w http.ResponseWriter, _ *http.Request) { send(w, one, two, done) }, func(t *testing.T, m *mesh) {
+		if got := m.ask(ask("2", `"p"`, true)); got.body != one+two+done {
+			t.Errorf("two of two: %q", got.body)
+		}
+	})
+	inMesh(t, nil, serve(true), func(t *testing.T, m *mesh) {
+		if got := m.ask(ask("2", `"p"`, false)); got.status != 200 || got.body != both || len(m.attempts()) != 2 {
+			t.Errorf("another server can give both: %d %s after %d attempts", got.status, got.body, len(m.attempts()))
+		}
+		if got := m.ask(ask("3", `"p"`, false)); got.status != 502 || !strings.Contains(got.body, "gave 2 of the 3 choices") {
+			t.Errorf("nobody can: %d %s", got.status, got.body)
+		}
+		for _, a := range m.relay.Attempts() {
+			if a.Broken != 0 {
+				t.Errorf("counted as broken: %+v", a)
+			}
+		}
+	})
+}
+
+// both is an answer of two choices.
+const both = `{"choices":[{"index":0,"text":"a","finish_reason":"stop"},{"index":1,"text":"b","finish_reason":"stop"}]}`
+
+// TestCountPrompts: as many answers are expected as a request has prompts.
+func TestCountPrompts(t *testing.T) {
+	for raw, want := range map[string]int{
+		``: 1, `"[1"`: 1, `[1,2,3]`: 1, `[ 7 ]`: 1, `["a"]`: 1, `["a","b]"]`: 2, `[[1,2],[3], [4]]`: 3, `[]`: 0,
+	} {
+		if got := prompts([]byte(raw)); got != want {
+			t.Errorf("%s: %d prompts, want %d", raw, got, want)
+		}
+	}
+}
+
 // TestBadRequests: what should never pass the edge is refused, not served.
 func TestBadRequests(t *testing.T) {
 	serve := func(_ int, w http.ResponseWriter, _ *http.Request) { sendJSON(w, 200, complete) }

@@ -3,19 +3,12 @@ package relay
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
 )
-
-// tailTime is how long a worker may take to close a stream after its [DONE].
-const tailTime = time.Second
-
-// errTail ends the wait for that; the answer was complete.
-var errTail = errors.New("no end of the stream after [DONE]")
 
 // streamed passes a stream on, event by event. [DONE] is passed on only when every
 // choice had its finish_reason: clients take it for the promise that the answer is
@@ -290,66 +283,6 @@ func (a *attempt) send(raw []byte) (outcome, bool) {
 	return outcome{}, false
 }
 
-// done takes the end of a stream.
-func (a *attempt) done(p *pump) outcome {
-	p.alone = true
-	if !a.mine || !a.hold() {
-		return a.broken(broke())
-	}
-	j := a.j
-	if !j.led.complete(0) {
-		j.put()
-		return a.broken(broke())
-	}
-	o := a.conclude()
-	j.put()
-	if !o.delivered {
-		return o
-	}
-	// The worker gets to close its side: were it reset now, Envoy would count a
-	// cancelled request.
-	j.watch.set(tailTime, errTail)
-	for {
-		if _, err := p.next(); err != nil {
-			return o
-		}
-	}
-}
-
-// conclude ends the answer, which is complete. The pen is held.
-func (a *attempt) conclude() outcome {
-	j := a.j
-	if j.whole != nil {
-		if err := j.whole.write(j, a.w.id); err != nil {
-			j.cancel(err)
-			return outcome{result: resultGone}
-		}
-		j.r.metrics.answered(operation(j.endpoint), j.metered, -1, time.Since(j.start), 0)
-		return outcome{result: resultOK, delivered: true, blame: fine}
-	}
-	if o, over := a.send([]byte(openai.Done)); over {
-		return o
-	}
-	j.out.close()
-	j.r.metrics.answered(operation(j.endpoint), j.metered, j.first.Sub(j.start), time.Since(j.start), int(j.led.tokens))
-	return outcome{result: resultOK, delivered: true, blame: fine}
-}
-
-// cutOff is the end of a stream without [DONE]. Partial events were never passed on, so
-// whatever follows stands at the right place. Where nothing but the end is missing, the
-// relay says it itself.
-func (a *attempt) cutOff() outcome {
-	if a.mine && a.hold() {
-		defer a.j.put()
-		if a.j.finishes() {
-			o := a.conclude()
-			o.blame = failed
-			return o
-		}
-	}
-	return a.broken(broke())
-}
-
 // broken is the outcome of a stream that is not complete.
 func (a *attempt) broken(e *openai.Error) outcome {
 	o := outcome{result: resultBroken, retry: true, blame: failed, err: e}
@@ -358,12 +291,6 @@ func (a *attempt) broken(e *openai.Error) outcome {
 	}
 	o.result = resultTruncated
 	return o
-}
-
-// finishes reports whether the client has all of the answer but its end, which the
-// relay can then say itself. The pen is held.
-func (j *job) finishes() bool {
-	return j.led.complete(max(j.expect, 1)) && (j.led.usage || !j.usage && j.whole == nil)
 }
 
 // reported is the outcome of an error event. Servers that have sent 200 already report

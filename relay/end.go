@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/kvmesh/kvmesh/internal/openai"
+)
+
+// tailTime is how long a worker may take to close a stream after its [DONE].
+const tailTime = time.Second
+
+// errTail ends the wait for that; the answer was complete.
+var errTail = errors.New("no end of the stream after [DONE]")
+
+// done takes the end of a stream.
+func (a *attempt) done(p *pump) outcome {
+	p.alone = true
+	if !a.mine || !a.hold() {
+		return a.broken(broke())
+	}
+	j := a.j
+	if n := j.led.finished(); !j.led.complete(0) || j.fewer(n) {
+		whole := j.led.complete(0)
+		j.put()
+		if whole && !a.engine {
+			return a.short(n)
+		}
+		return a.broken(broke())
+	}
+	o := a.conclude()
+	j.put()
+	if !o.delivered {
+		return o
+	}
+	// The worker gets to close its side: were it reset now, Envoy would count a
+	// cancelled request.
+	j.watch.set(tailTime, errTail)
+	for {
+		if _, err := p.next(); err != nil {
+			return o
+		}
+	}
+}
+
+// conclude ends the answer, which is complete. The pen is held.
+func (a *attempt) conclude() outcome {
+	j := a.j
+	if j.whole != nil {
+		if err := j.whole.write(j, a.w.id); err != nil {
+			j.cancel(err)
+			return outcome{result: resultGone}
+		}
+		j.r.metrics.answered(operation(j.endpoint), j.metered, -1, time.Since(j.start), 0)
+		return outcome{result: resultOK, delivered: true, blame: fine}
+	}
+	if o, over := a.send([]byte(openai.Done)); over {
+		return o
+	}
+	j.out.close()
+	j.r.metrics.answered(operation(j.endpoint), j.metered, j.first.Sub(j.start), time.Since(j.start), int(j.led.tokens))
+	return outcome{result: resultOK, delivered: true, blame: fine}
+}
+
+// cutOff is the end of a stream without [DONE]. Partial events were never passed on, so
+// whatever follows stands at the right place. Where nothing but the end is missing, the
+// relay says it itself.
+func (a *attempt) cutOff() outcome {
+	if a.mine && a.hold() {
+		defer a.j.put()
+		if a.j.finishes() {
+			o := a.conclude()
+			o.blame = failed
+			return o
+		}
+	}
+	return a.broken(broke())
+}
+
+// finishes reports whether the client has all of the answer but its end, which the
+// relay can then say itself. The pen is held.
+func (j *job) finishes() bool {
+	return j.expect > 0 && j.led.complete(j.expect) && (j.led.usage || !j.usage && j.whole == nil)
+}
+
+// fewer reports whether an answer that its server has ended lacks choices that were asked
+// for. Of several prompts nobody knows: not all servers number their choices.
+func (j *job) fewer(finished int) bool { return !j.several && finished < j.expect }
+
+// short is the outcome of an answer with fewer choices. That is mostly a server that cannot
+// give several, which is not broken; another may be able to, before the first token.
+func (a *attempt) short(finished int) outcome {
+	e := openai.Errorf(http.StatusBadGateway, "The worker gave %d of the %d choices that were asked for.", finished, a.j.expect)
+	e.Code = "upstream_broken"
+	o := a.broken(e)
+	o.blame, o.final = nothing, a.mine
+	return o
+}
