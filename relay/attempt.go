@@ -45,6 +45,7 @@ type attempt struct {
 	since atomic.Int64 // since when the worker has let us wait, Unix ns; 0 while it does not
 
 	speaks atomic.Bool // it has given a token
+	ended  atomic.Bool // nothing but the end is missing of what the client has of it
 	hung   bool        // its silence is its worker's fault; of the job's goroutine
 
 	// Of its own goroutine.
@@ -269,6 +270,8 @@ func (a *attempt) account(o *outcome) {
 			o.result = resultStalled
 		case errors.Is(cause, errQueued):
 			o.result = resultQueued
+		case errors.Is(cause, errEnded):
+			o.result = resultOK
 		}
 	}
 	if j.ctx.Err() != nil && !o.delivered {

@@ -46,6 +46,7 @@
 //	says that the prompt is too long    next tier         –
 //	ends early, cuts, sends nonsense    next              move
 //	reports an error in the stream      next              move
+//	says all but [DONE]                 –                 the relay says it
 //	is silent for longer than it ever is  another beside  another beside
 //	drains, is UNHEALTHY or TIMEOUT     another beside    move
 //

@@ -14,6 +14,44 @@ const tailTime = time.Second
 // errTail ends the wait for that; the answer was complete.
 var errTail = errors.New("no end of the stream after [DONE]")
 
+// endTime is how long a worker may be silent between the last thing that it has to say and
+// its [DONE], at most half of what it may be silent otherwise. Some never say it, and keep
+// the connection open.
+const endTime = 2 * time.Second
+
+// errEnded ends an attempt whose answer was whole, but for the end.
+var errEnded = errors.New("no end of the stream after the last choice's")
+
+// tailWait is endTime for this job.
+func (j *job) tailWait() time.Duration {
+	if d := j.route.Timeouts.StreamIdle.D(); d > 0 {
+		return min(endTime, d/2)
+	}
+	return endTime
+}
+
+// end says the end of an answer of which nothing else is missing once its worker has been
+// silent for long enough. It reports whether the job is over. The worker is neither praised
+// nor blamed for it.
+func (j *job) end(a *attempt) (over bool) {
+	since := a.since.Load()
+	if since == 0 { // the client is slow
+		return false
+	}
+	if left := j.tailWait() - time.Since(time.Unix(0, since)); left > 0 {
+		j.arm(left)
+		return false
+	}
+	<-j.pen
+	defer j.put()
+	if j.owner != a || a.thaw != nil || a.ctx.Err() != nil || !a.ended.Load() || !j.finishes() {
+		return false
+	}
+	j.hunt.delivered = a.conclude().delivered
+	a.cancel(errEnded)
+	return true
+}
+
 // done takes the end of a stream.
 func (a *attempt) done(p *pump) outcome {
 	p.alone = true
@@ -47,6 +85,7 @@ func (a *attempt) done(p *pump) outcome {
 // conclude ends the answer, which is complete. The pen is held.
 func (a *attempt) conclude() outcome {
 	j := a.j
+	a.ended.Store(false)
 	if j.whole != nil {
 		if err := j.whole.write(j, a.w.id); err != nil {
 			j.cancel(err)

@@ -101,6 +101,9 @@ func (j *job) ticked() (over bool) {
 		j.watchNew(j.running[1])
 		return false
 	}
+	if a.ended.Load() {
+		return j.end(a)
+	}
 	if cause := j.r.sick(a.w.id); cause != "" {
 		j.leave(leaving{cause: cause, worker: a.w.id})
 		return false
@@ -448,6 +451,9 @@ func (j *job) settle() {
 	j.state.worker.Store(&owner.w.id)
 	j.state.next.Store(nil)
 	j.arm(min(j.limitOf(owner), lookLong))
+	if owner.ended.Load() {
+		j.arm(j.tailWait())
+	}
 }
 
 // Causes that end an attempt: its worker hangs; it was not fast enough, which is no fault;

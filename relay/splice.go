@@ -25,6 +25,7 @@ type splicer struct {
 type spliced struct {
 	data  []byte // for the client, nil for nothing; valid until the next event
 	token bool   // it adds to a choice
+	ends  bool   // it ends one, or has the usage
 	// kv says how a choice that the attempt continues goes on, "" in all but its first
 	// event.
 	kv                 string
@@ -79,12 +80,14 @@ func (s *splicer) splice(l *ledger, data []byte) (spliced, error) {
 			continue
 		}
 		out.token = out.token || !c.bare()
+		out.ends = out.ends || c.finish
 		if c.kv != "" && out.kv == "" {
 			out.kv, out.restored, out.computed = c.kv, c.restored, c.computed
 		}
 		l.note(c, data)
 	}
 	last := v.usage.to > 0 && len(v.choices) == 0
+	out.ends = out.ends || last
 	again := last && l.usage
 	l.usage = l.usage || last
 	switch {

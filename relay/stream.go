@@ -229,6 +229,10 @@ func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool)
 	now = time.Now()
 	j.watch.wait(now)
 	a.since.Store(now.UnixNano())
+	if got.ends && !over && j.finishes() {
+		a.ended.Store(true)
+		j.turn() // it looks at the clock
+	}
 	return o, over
 }
 
