@@ -133,6 +133,6 @@ func (a *attempt) short(finished int) outcome {
 	e := openai.Errorf(http.StatusBadGateway, "The worker gave %d of the %d choices that were asked for.", finished, a.j.expect)
 	e.Code = "upstream_broken"
 	o := a.broken(e)
-	o.blame, o.final = nothing, a.mine
+	o.blame, o.final = nothing, true
 	return o
 }

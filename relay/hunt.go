@@ -122,7 +122,12 @@ func (j *job) resting(now time.Time) []string {
 
 // choose asks the picker for workers of this place.
 func (j *job) choose(exclude []string) []worker {
-	return j.r.workers(j.r.cfg.Picker.Choose(time.Now(), picker.Request{Pool: j.pool, Model: j.only, Session: j.session, Exclude: exclude}))
+	return j.r.workers(j.r.cfg.Picker.Choose(time.Now(), j.wants(exclude)))
+}
+
+// wants is what choose asks for.
+func (j *job) wants(exclude []string) picker.Request {
+	return picker.Request{Pool: j.pool, Model: j.only, Session: j.session, Exclude: exclude}
 }
 
 // nextTier goes on to the next tier of the route that has workers.
@@ -249,8 +254,8 @@ func (j *job) goOn(after *attempt) bool {
 // the time that he named. A client waits for that no longer than an answer waits for a worker.
 func (j *job) again() bool {
 	h := &j.hunt
-	list := j.choose(nil)
-	if len(list) == 0 || h.more >= retries(j.route) || h.last.result == resultStatus && len(list) > 1 {
+	list := j.r.workers(j.r.cfg.Picker.Pick(time.Now(), j.wants(nil))) // a choice would count at who is not asked after all
+	if len(list) == 0 || h.more >= retries(j.route) || h.last.final || h.last.result == resultStatus && len(list) > 1 {
 		return false
 	}
 	now := time.Now()

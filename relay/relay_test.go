@@ -433,6 +433,9 @@ func TestFewerChoices(t *testing.T) {
 		if got := m.ask(ask("3", `"p"`, false)); got.status != 502 || !strings.Contains(got.body, "gave 2 of the 3 choices") {
 			t.Errorf("nobody can: %d %s", got.status, got.body)
 		}
+		if n := len(m.attempts()); n != 5 {
+			t.Errorf("%d attempts, want two and one at each worker", n)
+		}
 		for _, a := range m.relay.Attempts() {
 			if a.Broken != 0 {
 				t.Errorf("counted as broken: %+v", a)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -218,6 +219,107 @@ func TestBackendErrors(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What servers do that are not quite well: another one answers where that can be, and else
+// clients are told what it was.
+func TestBackendFaults(t *testing.T) {
+	var here, there atomic.Value // what the servers do
+	var hits [2]atomic.Int64
+	m := testmesh.Start(t, bin, t.TempDir(), "--backend", faulty(t, &here, &hits[0]), "--backend", faulty(t, &there, &hits[1]))
+	do := func(a, b string) { here.Store(a); there.Store(b) }
+	ask := func(stream bool) (int, string) {
+		resp, err := http.Post(m.OpenAI+"/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model":"m","prompt":"x","stream":%v}`, stream)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	do("well", "well")
+	testmesh.Eventually(t, "both serve", 20*time.Second, func() bool {
+		_, _ = ask(false)
+		return hits[0].Load() > 0 && hits[1].Load() > 0
+	})
+
+	do("busy", "busy")
+	for range 6 {
+		if status, text := ask(true); status != 503 || !strings.Contains(text, "All workers are busy") {
+			t.Errorf("busy in HTML: %d %s", status, text)
+		}
+	}
+	do("well", "well")
+	before := [2]int64{hits[0].Load(), hits[1].Load()}
+	testmesh.Eventually(t, "who had been busy is asked again", 20*time.Second, func() bool {
+		if status, text := ask(true); status != 200 {
+			t.Errorf("no longer busy: %d %s", status, text)
+		}
+		return hits[0].Load() > before[0] && hits[1].Load() > before[1]
+	})
+
+	do("silent", "silent")
+	if status, text := ask(true); status != 200 || !strings.Contains(text, `"stop"`) || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("only the end is missing: %d %s", status, text)
+	}
+	do("header 55", "header 55")
+	if status, text := ask(true); status != 200 || !strings.Contains(text, "[DONE]") {
+		t.Errorf("a header that the edge takes: %d %s", status, text)
+	}
+	do("well", "header 70")
+	for range 8 {
+		if status, text := ask(true); status != 200 || !strings.Contains(text, "[DONE]") {
+			t.Errorf("a header too large, and another server: %d %s", status, text)
+		}
+	}
+	do("header 70", "header 70")
+	if status, text := ask(true); status != 502 || !strings.Contains(text, "header of the worker's answer is too large") {
+		t.Errorf("a header too large: %d %s", status, text)
+	}
+}
+
+// faulty is a server that does what it is told.
+func faulty(t *testing.T, what *atomic.Value, hits *atomic.Int64) string {
+	what.Store("well")
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+	})
+	const answer = `{"id":"x","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"hi","finish_reason":"stop"}]}`
+	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
+		hits.Add(1)
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		do, size, _ := strings.Cut(what.Load().(string), " ")
+		if n, err := strconv.Atoi(size); err == nil {
+			w.Header().Set("X-Big", strings.Repeat("x", n<<10))
+		}
+		if do == "busy" {
+			http.Error(w, "<h1>Service Unavailable</h1>", http.StatusServiceUnavailable)
+			return
+		}
+		if !strings.Contains(string(body), `"stream":true`) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, answer) // the client checks what arrives
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: "+answer+"\n\n")
+		_ = http.NewResponseController(w).Flush()
+		if do == "silent" {
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	return srv.URL
 }
 
 // A worker of ours may stand behind another mesh as a server like any.
