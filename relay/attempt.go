@@ -74,7 +74,6 @@ type outcome struct {
 	saved   *answer
 	own     []byte // data of the worker's error event, in an answer that had begun
 	err     *openai.Error
-	final   bool          // the worker cannot do better, and nobody is to go on with what it began
 	tooLong bool          // the prompt does not fit; a tier with a longer context may take it
 	wait    time.Duration // that the worker asks for
 }

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/openai"
@@ -59,12 +58,12 @@ func (a *attempt) done(p *pump) outcome {
 		return a.broken(broke())
 	}
 	j := a.j
-	if n := j.led.finished(); !j.led.complete(0) || j.fewer(n) {
-		whole := j.led.complete(0)
+	least := 0 // some servers ignore n
+	if a.engine {
+		least = j.expect
+	}
+	if !j.led.complete(least) {
 		j.put()
-		if whole && !a.engine {
-			return a.short(n)
-		}
 		return a.broken(broke())
 	}
 	o := a.conclude()
@@ -121,18 +120,4 @@ func (a *attempt) cutOff() outcome {
 // relay can then say itself. The pen is held.
 func (j *job) finishes() bool {
 	return j.expect > 0 && j.led.complete(j.expect) && (j.led.usage || !j.usage && j.whole == nil)
-}
-
-// fewer reports whether an answer that its server has ended lacks choices that were asked
-// for. Of several prompts nobody knows: not all servers number their choices.
-func (j *job) fewer(finished int) bool { return !j.several && finished < j.expect }
-
-// short is the outcome of an answer with fewer choices. That is mostly a server that cannot
-// give several, which is not broken; another may be able to, before the first token.
-func (a *attempt) short(finished int) outcome {
-	e := openai.Errorf(http.StatusBadGateway, "The worker gave %d of the %d choices that were asked for.", finished, a.j.expect)
-	e.Code = "upstream_broken"
-	o := a.broken(e)
-	o.blame, o.final = nothing, true
-	return o
 }

@@ -225,7 +225,7 @@ func (j *job) ended(e ended) (over bool) {
 func (j *job) goOn(after *attempt) bool {
 	h := &j.hunt
 	if j.begun() {
-		return !h.last.final && j.replace(after)
+		return j.replace(after)
 	}
 	switch {
 	case h.last.tooLong:
@@ -255,7 +255,7 @@ func (j *job) goOn(after *attempt) bool {
 func (j *job) again() bool {
 	h := &j.hunt
 	list := j.r.workers(j.r.cfg.Picker.Pick(time.Now(), j.wants(nil))) // a choice would count at who is not asked after all
-	if len(list) == 0 || h.more >= retries(j.route) || h.last.final || h.last.result == resultStatus && len(list) > 1 {
+	if len(list) == 0 || h.more >= retries(j.route) || h.last.result == resultStatus && len(list) > 1 {
 		return false
 	}
 	now := time.Now()

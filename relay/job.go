@@ -39,7 +39,6 @@ type job struct {
 	usage    bool   // the stream is to end with it
 	keepIDs  bool   // the client wants token ids
 	expect   int    // choices of all prompts, 0 = not known
-	several  bool   // prompts; servers differ in how they number the choices of those
 	named    string // model as the request names it
 	metered  string // model for metrics, bounded by the policy
 	session  string
@@ -84,9 +83,7 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.pen <- struct{}{}
 	j.led.plain = req.Raw("tools") == nil && req.TopLogprobs < 0 && !req.Echo
 	j.led.echo = req.Echo && req.Endpoint == openai.Completions
-	n := prompts(req.Raw("prompt"))
-	j.expect, j.several = n*req.N, n != 1
-	if j.expect > mostChoices {
+	if j.expect = prompts(req.Raw("prompt")) * req.N; j.expect > mostChoices {
 		j.expect = 0
 	}
 	if j.session == "" {

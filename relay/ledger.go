@@ -55,22 +55,16 @@ func (l *ledger) begun() bool {
 // complete reports whether every choice that was seen is finished, and as many as
 // expected were, at least one.
 func (l *ledger) complete(expected int) bool {
-	if slices.ContainsFunc(l.choices, func(c choiceLedger) bool { return c.seen && !c.finished }) {
-		return false
-	}
-	n := l.finished()
-	return n > 0 && n >= expected
-}
-
-// finished counts the choices that are.
-func (l *ledger) finished() int {
 	n := 0
 	for _, c := range l.choices {
+		if c.seen && !c.finished {
+			return false
+		}
 		if c.finished {
 			n++
 		}
 	}
-	return n
+	return n > 0 && n >= expected
 }
 
 // note takes what an event adds to a choice.

@@ -34,13 +34,7 @@ func (a *attempt) complete(resp *http.Response) outcome {
 	whole := &answer{resp.StatusCode, answerHeader(resp.Header, a.w.id), b.data}
 	ok := resp.StatusCode < 300
 	valid := isJSON(resp.Header) && json.Valid(b.data)
-	if ok && valid {
-		if n := finished(b.data); n > 0 && j.fewer(n) {
-			return a.short(n)
-		} else if n == 0 {
-			return a.broken(broke())
-		}
-	} else if ok {
+	if ok && !(valid && finished(b.data)) {
 		return a.broken(broke())
 	}
 	if valid && resp.StatusCode == http.StatusBadRequest && tooLong(b.data) && j.hasTier() {
@@ -94,24 +88,23 @@ func tooLong(body []byte) bool {
 // hasTier reports whether the route has a tier after the one that is tried.
 func (j *job) hasTier() bool { return j.tier >= 0 && j.tier+1 < len(j.route.Tiers) }
 
-// finished counts the choices of a 200 that is an answer to its end: it has some, each with
-// its finish_reason, and none that the server gave up. Anything else under a 200 is a broken
-// worker's, and counts 0.
-func finished(data []byte) int {
+// finished reports whether a 200 is an answer to its end: it has choices, each with
+// its finish_reason, and none that the server gave up. Anything else under a 200 is a broken worker's.
+func finished(data []byte) bool {
 	var c struct {
 		Choices []struct {
 			FinishReason *string `json:"finish_reason"`
 		} `json:"choices"`
 	}
-	if json.Unmarshal(data, &c) != nil {
-		return 0
+	if json.Unmarshal(data, &c) != nil || len(c.Choices) == 0 {
+		return false
 	}
 	for _, ch := range c.Choices {
 		if ch.FinishReason == nil || *ch.FinishReason == "" || openai.Dropped(*ch.FinishReason) {
-			return 0
+			return false
 		}
 	}
-	return len(c.Choices)
+	return true
 }
 
 // inStream is a worker's whole answer as the error that ends a stream which had

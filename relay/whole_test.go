@@ -10,22 +10,22 @@ const complete = `{"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}`
 
 // A 200 is an answer only when every choice has come to its end.
 func TestFinished(t *testing.T) {
-	for body, want := range map[string]int{
-		complete: 1,
-		`{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}`: 2,
-		`{"choices":[{"finish_reason":"stop"},{"finish_reason":null}]}`:     0,
-		`{"choices":[{"text":"a","finish_reason":null}]}`:                   0,
-		`{"choices":[{"text":"a","finish_reason":"abort"}]}`:                0,
-		`{"choices":[{"text":"a","finish_reason":""}]}`:                     0,
-		`{"choices":[{"text":"a"}]}`:                                        0,
-		`{"choices":[]}`:                                                    0,
-		`{}`:                                                                0,
-		`{"error":{"message":"x"}}`:                                         0,
-		`[]`:                                                                0,
-		``:                                                                  0,
+	for body, want := range map[string]bool{
+		complete: true,
+		`{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}`: true,
+		`{"choices":[{"finish_reason":"stop"},{"finish_reason":null}]}`:     false,
+		`{"choices":[{"text":"a","finish_reason":null}]}`:                   false,
+		`{"choices":[{"text":"a","finish_reason":"abort"}]}`:                false,
+		`{"choices":[{"text":"a","finish_reason":""}]}`:                     false,
+		`{"choices":[{"text":"a"}]}`:                                        false,
+		`{"choices":[]}`:                                                    false,
+		`{}`:                                                                false,
+		`{"error":{"message":"x"}}`:                                         false,
+		`[]`:                                                                false,
+		``:                                                                  false,
 	} {
 		if got := finished([]byte(body)); got != want {
-			t.Errorf("%s: %d finished choices", body, got)
+			t.Errorf("%s: finished = %v", body, got)
 		}
 	}
 }
