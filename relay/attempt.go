@@ -28,7 +28,7 @@ type attempt struct {
 	place  place
 	cause  string        // why it is made
 	delay  time.Duration // before it is
-	waits  bool          // for its share of the retry budget
+	after  bool          // a worker that refused; then its share of the retry budget is its own until this one answers
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	free   func() // gives back its share of the retry budget and of the target's time; may be called twice
@@ -143,6 +143,9 @@ const mostSalt = 256
 
 func isTrue(raw []byte) bool { return string(raw) == "true" }
 
+// tells reports whether the worker is one of ours that gives the answer token by token.
+func (a *attempt) tells() bool { return len(a.prefix) > 0 }
+
 // launch runs an attempt. The worker's sequence is free when its end arrives.
 func (j *job) launch(a *attempt) {
 	a.made = time.Now()
@@ -170,9 +173,6 @@ func (a *attempt) run() outcome {
 	if !sleep(a.ctx, a.delay) {
 		return outcome{result: resultLost}
 	}
-	if a.waits && !a.share() {
-		return outcome{result: resultDenied}
-	}
 	if a.later && !a.enter() {
 		return outcome{result: resultLost}
 	}
@@ -195,21 +195,6 @@ func (a *attempt) run() outcome {
 	a.cancel(nil)
 	_ = resp.Body.Close() // what is left of it is of no use
 	return o
-}
-
-// share waits for a share of the retry budget as long as an answer waits for a worker.
-func (a *attempt) share() bool {
-	r := a.j.r
-	ctx, cancel := context.WithTimeout(a.ctx, a.j.route.Stream.Wait.D())
-	defer cancel()
-	if !r.retries.enter(ctx, a.j.route.Priority) {
-		if a.ctx.Err() == nil {
-			r.metrics.denied.Inc()
-		}
-		return false
-	}
-	a.free = once(r.retries.leave)
-	return true
 }
 
 // request builds the request to the worker. Destination names that one only, so
@@ -326,6 +311,11 @@ func (a *attempt) answer(resp *http.Response) outcome {
 		return outcome{result: resultBroken, retry: true, blame: failed, err: e}
 	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests:
 		return a.serverError(resp)
+	}
+	if a.cause == causeRetry { // it is not refused
+		a.free()
+	}
+	switch {
 	case resp.StatusCode == http.StatusOK && (a.j.stream || a.assemble) && isEvents(resp.Header):
 		return a.streamed(resp)
 	}

@@ -52,15 +52,16 @@
 //
 // "Next" is another worker of the pool after a short pause, for as long as the route's
 // retries last, then the route's next tier. The gateway's retry budget bounds how many
-// go there at once: after a worker's death the others wait for their turn, while those
-// that were refused for load are not repeated. When nobody delivers, the client gets the last worker's own error where it has OpenAI's shape,
+// go there at once, until their worker has taken them: after a worker's death the others wait
+// for their turn, while those that were refused for load are not repeated. When nobody delivers, the client gets the last worker's own error where it has OpenAI's shape,
 // else one of the relay's.
 //
 // "Move" is a worker with the same weights that knows the relay, one with a free sequence
 // before all others, the best one by load and free KV, so many at once per target. A worker
 // that is left although it still talks is left only for a free sequence, and is not read
 // until the other one has its first token; if that fails, or waits, it goes on. An attempt
-// that waits at a full worker goes to the first one that has room, without blame (wait.go).
+// that waits at a full worker goes to the first one that has room, without blame (wait.go), and
+// so does a request that has no token yet.
 // Nor is a silent worker to blame while others are as silent.
 // "Another beside" is a hedge: whichever says something first goes on, and the other is
 // cancelled. Where most of a pool is sick at once, answers that flow stay. A stream that

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +34,11 @@ type hunt struct {
 	asked  int       // others asked because of the same silence, without success
 	queued int       // times that it waited at a full worker since the last token
 	to     worker    // that has kept a sequence for it, its id "" for none
+	seen   bool      // a free sequence was, which others may need more
+
+	turn  chan bool // says whether a share of the retry budget came in time, nil while none is waited for
+	here  bool      // the attempt that waits for it is one more at the same place
+	share bool      // there is one for the next attempt
 
 	delivered bool    // the client has its answer
 	last      outcome // of the last attempt that failed
@@ -78,11 +84,7 @@ func (j *job) begin() bool {
 		}
 		w, ok = j.next()
 	}
-	<-j.pen
-	a := j.newAttempt(w, causeFirst)
-	j.put()
-	j.launch(a)
-	j.arm(j.limitOf(a))
+	j.attempt(w, causeFirst, nil)
 	return true
 }
 
@@ -192,8 +194,6 @@ func (j *job) ended(e ended) (over bool) {
 	h := &j.hunt
 	switch e.result {
 	case resultLost, resultQueued:
-	case resultDenied: // what came before it is the answer
-		h.last.retry, h.last.tooLong = false, false
 	default:
 		h.last = e.outcome
 		w := e.a.w
@@ -209,15 +209,32 @@ func (j *job) ended(e ended) (over bool) {
 	if j.ctx.Err() != nil {
 		return true
 	}
+	if w := h.to; e.result == resultQueued && !j.begun() {
+		h.to = worker{}
+		j.attempt(w, e.a.cause, nil)
+		return false
+	}
 	if len(j.running) > 0 {
 		j.keep(j.running[0])
-		if h.to.id != "" {
+		if h.to.id != "" && e.a.later {
 			j.leave(leaving{cause: e.a.cause, worker: j.running[0].w.id})
-			h.to = worker{}
 		}
+		h.to = worker{}
 		return false
 	}
 	return !j.goOn(e.a)
+}
+
+// attempt makes an attempt before the first token; change prepares it, nil does not.
+func (j *job) attempt(w worker, cause string, change func(*attempt)) {
+	<-j.pen
+	a := j.newAttempt(w, cause)
+	j.put()
+	if change != nil {
+		change(a)
+	}
+	j.launch(a)
+	j.arm(a.delay + min(j.limitOf(a), lookLong))
 }
 
 // goOn finds somebody to go on with the answer after nobody was left. It returns false
@@ -227,6 +244,7 @@ func (j *job) goOn(after *attempt) bool {
 	if j.begun() {
 		return j.replace(after)
 	}
+	h.to = worker{}
 	switch {
 	case h.last.tooLong:
 		h.tooLong = h.last.saved
@@ -236,7 +254,14 @@ func (j *job) goOn(after *attempt) bool {
 	case !h.last.retry:
 		return false
 	}
-	for here := !h.last.tooLong; ; here = false {
+	return j.find(!h.last.tooLong)
+}
+
+// find makes a further attempt before the first token: here, as long as the route's retries last,
+// else at the next tier. It returns false when there is nobody.
+func (j *job) find(here bool) bool {
+	h := &j.hunt
+	for ; ; here = false {
 		if !here || h.more < retries(j.route) {
 			if w, ok := j.next(); ok {
 				return j.retry(w, here, 0)
@@ -283,22 +308,63 @@ func retries(r policy.ModelRoute) int {
 // many requests at once, and they wait for their turn; one that refuses for its load must
 // not get more of it. The attempt is made once the pause is over.
 func (j *job) retry(w worker, here bool, pause time.Duration) bool {
-	now := j.r.retries.try()
-	if !now && j.hunt.last.result == resultStatus {
-		j.r.metrics.denied.Inc()
+	h := &j.hunt
+	refused := h.last.result == resultStatus
+	if !h.share && !j.r.retries.try() {
+		if refused {
+			j.r.metrics.denied.Inc()
+			return false
+		}
+		j.await(here)
+		return true
+	}
+	if h.share = false; here {
+		h.more++
+	}
+	j.attempt(w, causeRetry, func(a *attempt) {
+		a.free, a.after = once(j.r.retries.leave), refused
+		a.delay = max(pause, backOff(j.r.cfg.BackOff, max(h.row, 1)))
+	})
+	return true
+}
+
+// await waits for a share of the retry budget, as long as an answer waits for a worker.
+func (j *job) await(here bool) {
+	turn := make(chan bool, 1)
+	j.hunt.turn, j.hunt.here = turn, here
+	ctx, cancel := context.WithTimeout(j.ctx, j.route.Stream.Wait.D())
+	go func() {
+		defer cancel()
+		turn <- j.r.retries.enter(ctx, j.route.Priority)
+	}()
+}
+
+// shared takes the end of that wait. The next worker is who is the best by now, one that was
+// started again meanwhile included. It returns false when the wait was in vain.
+func (j *job) shared(in bool) bool {
+	h := &j.hunt
+	h.turn = nil
+	if !in {
+		if j.ctx.Err() == nil {
+			j.r.metrics.denied.Inc()
+		}
 		return false
 	}
-	if here {
-		j.hunt.more++
+	h.share, h.queue = true, nil
+	found := j.find(h.here)
+	if h.share {
+		h.share = false
+		j.r.retries.leave()
 	}
-	<-j.pen
-	a := j.newAttempt(w, causeRetry)
-	j.put()
-	if a.waits = !now; now {
-		a.free = once(j.r.retries.leave)
+	return found
+}
+
+// taken gives the share of the retry budget back once the worker has the request for so long that
+// it has not refused it. When its turn comes there may be long after, and is no more load for
+// anybody. One that follows a refusal has its share until it is answered: where requests are
+// refused late, too, repeating them may not become the load.
+func (a *attempt) taken(now time.Time) {
+	if !a.later && !a.after && a.since.Load() != 0 && now.Sub(a.made)-a.delay >= lookLong {
+		a.free()
 	}
-	a.delay = max(pause, backOff(j.r.cfg.BackOff, max(j.hunt.row, 1)))
-	j.launch(a)
-	j.arm(j.limitOf(a))
-	return true
 }

@@ -177,6 +177,8 @@ func (j *job) run() {
 			j.settle()
 		case why := <-j.asked:
 			j.leave(why)
+		case in := <-j.hunt.turn:
+			over = !j.shared(in)
 		case <-j.timer.C:
 			over = j.ticked()
 		case <-j.ctx.Done():
@@ -210,6 +212,9 @@ func (j *job) stop() {
 	}
 	for len(j.running) > 0 {
 		j.remove(<-j.ends)
+	}
+	if j.hunt.turn != nil && <-j.hunt.turn { // the job's end has ended that wait
+		j.r.retries.leave()
 	}
 }
 

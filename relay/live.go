@@ -114,16 +114,32 @@ func (l *live) standing(a *attempt, now time.Time, least, most time.Duration) st
 	return s
 }
 
-// behind counts the attempts that came to a's worker after it and have given nothing.
+// behind counts the answers of attempts that have given nothing and that a's worker may let wait
+// longer than a: they came after it, or are less important.
 func (l *live) behind(a *attempt) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for b := range l.byWorker[a.w.id] {
-		if b.made.After(a.made) && !b.speaks.Load() {
-			n++
+		ahead := b.j.route.Priority - a.j.route.Priority
+		if !b.speaks.Load() && (ahead < 0 || ahead == 0 && b.made.After(a.made)) {
+			n += max(b.j.expect, 1)
 		}
 	}
 	return n
+}
+
+// outranks reports whether a more important request has no token either in a's pool.
+func (l *live) outranks(a *attempt) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, of := range l.byWorker {
+		for b := range of {
+			if b.place.pool == a.place.pool && b.j.route.Priority > a.j.route.Priority && !b.speaks.Load() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // find returns the request with that stream id.

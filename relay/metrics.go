@@ -23,7 +23,6 @@ const (
 	resultTimeout   = "timeout"      // a time-out of the route
 	resultGone      = "client_gone"  // the client left, or the gateway stops
 	resultLost      = "lost"         // another attempt answered
-	resultDenied    = "denied"       // not made: too many requests are being repeated; counted elsewhere
 	resultStalled   = "stalled"      // replaced because of its silence
 	resultQueued    = "queued"       // waited for a sequence at a full worker, and another one was free
 )

@@ -87,6 +87,9 @@ func (r *Relay) works(a *attempt) bool {
 
 // ticked looks at how things stand. It reports whether the job is over.
 func (j *job) ticked() (over bool) {
+	if j.hunt.turn != nil {
+		return false
+	}
 	if len(j.running) == 0 {
 		return !j.replace(nil)
 	}
@@ -109,6 +112,7 @@ func (j *job) ticked() (over bool) {
 		return false
 	}
 	now := time.Now()
+	a.taken(now)
 	if j.waits(a, now) {
 		j.elsewhere(a, now)
 		return false
@@ -133,6 +137,9 @@ func (j *job) ticked() (over bool) {
 // the next look finds another.
 func (j *job) watchNew(a *attempt) {
 	since, now := a.since.Load(), time.Now()
+	if cause := j.r.sick(j.running[0].w.id); cause == causeTimeout || cause == causeUnhealthy {
+		a.taken(now) // the other one is as good as dead, so these are not two for one
+	}
 	limit := max(a.pace.silence(j.route.Stream.StallMin.D()), firstFactor*j.route.Stream.StallMin.D())
 	switch cause := j.r.sick(a.w.id); {
 	case cause == causeDraining:
@@ -331,9 +338,9 @@ func (j *job) target(a *attempt, exclude []string, to string, room bool) (worker
 	return worker{}, false
 }
 
-// resembling asks for workers that can go on with what a began.
+// resembling asks for workers that can go on with what a began, or begin it.
 func (j *job) resembling(a *attempt) picker.Request {
-	return picker.Request{Pool: a.place.pool, Model: a.place.only, Fingerprint: a.w.fingerprint, RelayMark: j.r.mark}
+	return picker.Request{Pool: a.place.pool, Model: a.place.only, Fingerprint: a.w.fingerprint, RelayMark: j.r.mark, AnyWeights: !j.begun()}
 }
 
 // withRoom is target, where the answer would not wait for a sequence.
@@ -447,7 +454,7 @@ func (j *job) settle() {
 	}
 	h := &j.hunt
 	h.failed, h.queue, h.row, h.broken, h.asked, h.since, h.cause = nil, nil, 0, 0, 0, time.Time{}, ""
-	h.queued, h.to = 0, worker{}
+	h.queued, h.to, h.seen = 0, worker{}, false
 	j.state.worker.Store(&owner.w.id)
 	j.state.next.Store(nil)
 	j.arm(min(j.limitOf(owner), lookLong))

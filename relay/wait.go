@@ -59,7 +59,7 @@ func (j *job) stallBounds() (least, most time.Duration) {
 // reports whether it did.
 func (j *job) elsewhere(a *attempt, now time.Time) bool {
 	if !a.later {
-		return false
+		return j.requeue(a, now)
 	}
 	j.arm(lookAgain)
 	age := now.Sub(a.made)
@@ -78,15 +78,62 @@ func (j *job) elsewhere(a *attempt, now time.Time) bool {
 	for _, b := range j.running {
 		exclude = append(exclude, b.w.id)
 	}
-	w, ok := j.withRoom(a, exclude, "")
+	return j.jump(a, exclude, "", age)
+}
+
+// jump ends an attempt that has waited so long, if there is a worker with a free sequence. The pen
+// is held.
+func (j *job) jump(a *attempt, exclude []string, to string, waited time.Duration) bool {
+	w, ok := j.withRoom(a, exclude, to)
 	if !ok {
 		return false
 	}
 	j.hunt.to = w
 	j.r.cfg.Log.Debug("answer waited at a full worker and goes to a free one", "request", j.in.Header.Get(names.RequestID),
-		"cause", a.cause, "from", a.w.id, "to", w.id, "attempt", a.n, "waited", age)
+		"cause", a.cause, "from", a.w.id, "to", w.id, "attempt", a.n, "waited", waited)
 	j.endWait(a)
 	return true
+}
+
+// mostLooks is how many times the time doubles after which a request without a token does.
+const mostLooks = 10
+
+// requeue is elsewhere, of a request that has no token. It gives up its place in a queue, so it
+// stays for longer, twice as long each time, and goes only where a sequence is known to be free;
+// where more important requests wait they get to see that one first. A worker that does not
+// say by a token that it has begun keeps what it has, and a request whose retries are used up
+// stays where nothing happens to it.
+func (j *job) requeue(a *attempt, now time.Time) bool {
+	h := &j.hunt
+	age := now.Sub(a.made) - a.delay
+	if !a.tells() || age < lookLong<<min(h.queued, mostLooks) || h.more > 0 && h.more >= retries(j.route) {
+		return false
+	}
+	req := j.resembling(a)
+	req.Exclude, req.Room = j.failed(), true
+	for _, b := range j.running {
+		req.Exclude = append(req.Exclude, b.w.id)
+	}
+	free := j.r.cfg.Picker.Pick(now, req).Candidates
+	if len(free) == 0 {
+		h.seen = false
+		return false
+	}
+	here, _ := j.r.cfg.Picker.Info(a.w.id)
+	there, _ := j.r.cfg.Picker.Info(free[0].ID)
+	if there.MaxRunning == 0 || int(here.Waiting)-int(here.Left) <= j.r.live.behind(a) {
+		return false
+	}
+	if !h.seen && j.r.live.outranks(a) {
+		h.seen = true
+		return false
+	}
+	<-j.pen
+	defer j.put()
+	if a.speaks.Load() || a.ctx.Err() != nil || j.owner != nil {
+		return false
+	}
+	return j.jump(a, req.Exclude, free[0].ID, age)
 }
 
 // unqueue ends an attempt that waits while the old worker could go on, which it then does. One

@@ -25,8 +25,9 @@ type Request struct {
 	// For a stream that goes on elsewhere: only workers that know the relay by a secret
 	// of that mark, with those weights, and only the one of an id where it is given. Then
 	// free KV counts, too. Room leaves out those where it would have to wait, or that fail now.
+	// AnyWeights is for one that has not begun, which any of them can.
 	RelayMark, Fingerprint, Only string
-	Room                         bool
+	Room, AnyWeights             bool
 
 	named bool // the policy names the model: workers need not list it
 }
@@ -190,7 +191,7 @@ func (p *Picker) fill(now time.Time, s *snapshot, r Request, d Decision) Decisio
 
 // takesOver reports whether a worker can go on with the stream.
 func (r *Request) takesOver(w *worker) bool {
-	return w.relayMark == r.RelayMark && w.fingerprint == r.Fingerprint && (r.Only == "" || r.Only == w.ID)
+	return w.relayMark == r.RelayMark && (r.AnyWeights || w.fingerprint == r.Fingerprint) && (r.Only == "" || r.Only == w.ID)
 }
 
 // panics reports whether breakers would leave out more than half of a pool.

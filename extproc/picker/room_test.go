@@ -129,3 +129,35 @@ func TestForgottenChoices(t *testing.T) {
 		t.Errorf("%d choices count for ever", n)
 	}
 }
+
+// TestAnyWeights: who has not begun may begin at a worker of other weights.
+func TestAnyWeights(t *testing.T) {
+	other := func(w *fleetpb.Worker) *fleetpb.Worker { w.RelayMark, w.Fingerprint = "m", "g"; return w }
+	p := newPicker(t, Config{})
+	p.Update([]*fleetpb.Worker{other(testWorker("w1", "", 0, 16)), testWorker("w2", "", 0, 16)})
+	r := Request{Pool: "big", RelayMark: "m", Fingerprint: "f"}
+	if got := ids(p.Pick(t0, r)); got != "" {
+		t.Errorf("one that has begun goes to %q", got)
+	}
+	r.AnyWeights = true
+	if got := ids(p.Pick(t0, r)); got != "w1" {
+		t.Errorf("one that has not begun goes to %q, want w1", got)
+	}
+}
+
+// TestLeft: Info tells how many requests have left since the load was reported, and not how many came.
+func TestLeft(t *testing.T) {
+	p := newPicker(t, Config{})
+	release := p.Acquire("w1")
+	p.Update([]*fleetpb.Worker{testWorker("w1", "", 4, 16)})
+	left := func() int64 { info, _ := p.Info("w1"); return info.Left }
+	p.Acquire("w1")
+	if n := left(); n != 0 {
+		t.Errorf("%d left, and one came", n)
+	}
+	p.Update([]*fleetpb.Worker{testWorker("w1", "", 5, 16)})
+	release()
+	if n := left(); n != 1 {
+		t.Errorf("%d left, want 1", n)
+	}
+}

@@ -49,6 +49,7 @@ type Info struct {
 	Engine, RelayMark, Fingerprint string
 	Incarnation                    uint64 // another one was started anew
 	Running, Waiting, MaxRunning   uint32 // requests as last reported; MaxRunning 0 = not known
+	Left                           int64  // requests that this gateway has fewer there since
 }
 
 // Info returns what is known of a worker, false when the fleet has none of that id.
@@ -60,6 +61,7 @@ func (p *Picker) Info(id string) (Info, bool) {
 	return Info{
 		Status: w.status, KeepStreams: w.keepStreams, Engine: w.engine, RelayMark: w.relayMark, Fingerprint: w.fingerprint,
 		Incarnation: w.incarnation, Running: w.load.running, Waiting: w.load.waiting, MaxRunning: w.load.maxRunning,
+		Left: max(w.c.base.Load()-w.c.inflight.Load(), 0),
 	}, true
 }
 

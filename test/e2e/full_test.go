@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -69,6 +70,7 @@ func TestMovesAmongFewSlots(t *testing.T) {
 		f.within(got, away+mostSilent)
 		t.Logf("worker-2 had the last of them again after %v", away)
 	})
+	t.Run("killed with a queue", func(t *testing.T) { failover{t, m}.queueKilled("worker-2", slots) })
 	for _, v := range f.attempts() {
 		if v.Worker != "worker-2" && v.Broken > 0 {
 			t.Errorf("%s is blamed for %d answers; it was only full", v.Worker, v.Broken)
@@ -126,6 +128,44 @@ func TestMovesWithWaitingChoices(t *testing.T) {
 	if blamed != 0 {
 		t.Errorf("blame: %+v", f.attempts())
 	}
+}
+
+// queueKilled kills a worker with a queue and starts it again when all its requests are in the queues of others. Every
+// request is answered, and the worker gets some of those that wait.
+func (f failover) queueKilled(id string, slots int) {
+	f.Helper()
+	const n, tokens = 90, 150 // three seconds each
+	f.ready()
+	moved := relayMetric(f, f.m, `kvmesh_relay_attempts_total{result="queued"`)
+	var killed atomic.Bool
+	var back atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		each(n, func(i int) {
+			time.Sleep(time.Duration(i) * 2 * time.Millisecond)
+			got, err := streamed(f.Context(), f.m, simAsk(i, tokens), func(h *heard) {
+				if h.events == 1 && h.worker == id && killed.Load() {
+					back.Add(1)
+				}
+			})
+			if err != nil || !got.done {
+				f.Errorf("answer %d: %v %+v", i, err, got)
+			}
+		})
+	}()
+	testmesh.Eventually(f, id+" to have a queue", 30*time.Second, func() bool { return f.at(id) >= 2*slots })
+	f.m.Signal(f, "up", syscall.SIGSTOP) // which would start it at once
+	f.m.Signal(f, id, syscall.SIGKILL)
+	killed.Store(true)
+	testmesh.Eventually(f, "the others to have all of "+id, 30*time.Second, func() bool { return f.at(id) == 0 })
+	f.m.Signal(f, "up", syscall.SIGCONT)
+	<-done
+	moved = relayMetric(f, f.m, `kvmesh_relay_attempts_total{result="queued"`) - moved
+	if back.Load() < int64(slots) || moved < float64(slots) {
+		f.Errorf("%s gave %d answers once it was back, and %.0f requests left a queue", id, back.Load(), moved)
+	}
+	f.Logf("%s gave %d answers once it was back; %.0f left a queue", id, back.Load(), moved)
 }
 
 // crowd has so many answers given at once, and calls happen when each has a few events. They are asked
