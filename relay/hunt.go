@@ -225,9 +225,14 @@ func (j *job) ended(e ended) (over bool) {
 	return !j.goOn(e.a)
 }
 
-// attempt makes an attempt before the first token; change prepares it, nil does not.
+// attempt makes an attempt before the first token; change prepares it, nil does not. It makes
+// none where another one has just begun the answer.
 func (j *job) attempt(w worker, cause string, change func(*attempt)) {
 	<-j.pen
+	if j.owner != nil {
+		j.put()
+		return
+	}
 	a := j.newAttempt(w, cause)
 	j.put()
 	if change != nil {
