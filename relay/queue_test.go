@@ -340,7 +340,7 @@ func TestRetryLooksAnew(t *testing.T) {
 			}))
 			m.relay.retries.leave()
 		}()
-		got := m.ask(askUsage)
+		got := m.ask(askUsage, names.Destination, "10.0.0.1:80,10.0.0.2:80,10.0.0.3:80")
 		m.checkWhole(got.body, 1, 10, true)
 		if by := strings.Join(m.attempts(), " "); by != "w1 w1" || got.took < 3*time.Second || got.took > 3500*time.Millisecond {
 			t.Errorf("attempts %q after %v", by, got.took)
