@@ -13,12 +13,12 @@ import (
 )
 
 // Plain events of an answer that has begun go through in the goroutine that reads them: all
-// but the first token and the end. (In a bubble: a token takes a second.)
+// but the first token and the end. (In a bubble: a token takes about a second.)
 func TestInline(t *testing.T) {
 	const tokens = 20
 	inMesh(t, nil, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		for i := range tokens {
-			time.Sleep(time.Second)
+			time.Sleep(1001 * time.Millisecond) // never together with a look at the clock
 			finish := ""
 			if i == tokens-1 {
 				finish = "stop"
