@@ -12,7 +12,8 @@
 // one channel; values have none, so theirs are 64 channels of one token. INT4
 // rotates values by a Hadamard transform first, which spreads what is large over
 // all numbers of a group. It is its own inverse. What it mixes is so alike that groups
-// of 128 do as well where the transform is as wide. The bytes that this saves INT4
+// of 128 do as well where the transform is as wide, and codes that do not reach all of
+// their numbers may do better (narrow in quant.go). The bytes that this saves INT4
 // spends on one token: models attend most to the first, whatever it is, so FirstBlock
 // leaves its keys and values as they are.
 //

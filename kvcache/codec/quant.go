@@ -1,6 +1,9 @@
 package codec
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // levels is the largest code.
 func (p *plan) levels() float32 { return float32(int(1)<<p.bits - 1) }
@@ -71,18 +74,20 @@ func (p *plan) pack(dst []byte, v []float32) {
 	if p.bits == 8 {
 		dst = dst[:len(v)]
 		for i, x := range v {
-			dst[i] = byte(min(int32(x), 255))
+			dst[i] = byte(max(0, min(int32(x), 255)))
 		}
 		return
 	}
 	for len(v) >= 2 {
-		dst[0] = byte(min(int32(v[0]), 15) | min(int32(v[1]), 15)<<4)
+		dst[0] = code4(v[0]) | code4(v[1])<<4
 		dst, v = dst[1:], v[2:]
 	}
 	if len(v) == 1 {
-		dst[0] = byte(min(int32(v[0]), 15))
+		dst[0] = code4(v[0])
 	}
 }
+
+func code4(x float32) byte { return byte(max(0, min(int32(x), 15))) }
 
 // unpack reads codes as numbers.
 func (p *plan) unpack(v []float32, src []byte) {
@@ -140,6 +145,9 @@ func (p *plan) encodeTokens(b, m []byte) error {
 			for g := 0; g < len(x); g += p.group {
 				y := x[g:min(g+p.group, len(x))]
 				lo, hi := p.span(y)
+				if p.group == wideGroup {
+					lo, hi = p.narrow((*[wideGroup]float32)(y), lo, hi, &k)
+				}
 				step, least, ok := p.Elem.steps(b[at:], b[at+size:], lo, hi, p.levels())
 				if !ok {
 					return notFinite(r, c0+g)
@@ -151,6 +159,49 @@ func (p *plan) encodeTokens(b, m []byte) error {
 		}
 	}
 	return nil
+}
+
+// narrow returns the ends of a group's codes: its least and its largest number, or some of
+// the way between them cut off at both ends, which makes the steps of all others shorter,
+// whichever loses less. It uses k.
+func (p *plan) narrow(x *[wideGroup]float32, lo, hi float32, k *scales) (float32, float32) {
+	const part = 0.05
+	inset := float32((hi - lo) * part)
+	whole := p.lost(x, lo, hi, k)
+	if whole < float32(math.Inf(1)) && p.lost(x, lo+inset, hi-inset, k) < whole {
+		return lo + inset, hi - inset
+	}
+	return lo, hi
+}
+
+// lost is the sum of the squares of what numbers lose by codes from lo to hi; infinite if
+// there are no such codes. It uses k.
+func (p *plan) lost(x *[wideGroup]float32, lo, hi float32, k *scales) float32 {
+	var codes [wideGroup]byte
+	var params [8]byte
+	step, least, ok := p.Elem.steps(params[:4], params[4:], lo, hi, p.levels())
+	if !ok {
+		return float32(math.Inf(1))
+	}
+	y := *x
+	k.one(least, inverse(step))
+	p.quantize(codes[:], y[:], k)
+	k.one(least, step)
+	p.dequantize(y[:], codes[:], k)
+	return squares(x, &y)
+}
+
+// squares is the sum of the squares of the differences, always in the same order.
+func squares(x, y *[wideGroup]float32) float32 {
+	var s, t, u, v float32
+	for i := 0; i < wideGroup; i += 4 {
+		a, b, c, d := x[i]-y[i], x[i+1]-y[i+1], x[i+2]-y[i+2], x[i+3]-y[i+3]
+		s += float32(a * a)
+		t += float32(b * b)
+		u += float32(c * c)
+		v += float32(d * d)
+	}
+	return s + t + (u + v)
 }
 
 // decodeTokens is the inverse of encodeTokens.

@@ -87,8 +87,8 @@ func (p *plan) span(x []float32) (lo, hi float32) {
 	return lo, hi
 }
 
-// quantize writes the codes of numbers that are not below their least value. It may
-// change x.
+// quantize writes the codes of numbers; what is beyond the last code on either side gets
+// that. It may change x.
 func (p *plan) quantize(dst []byte, x []float32, k *scales) {
 	dst = dst[:(len(x)*p.bits+7)/8]
 	done := 0
