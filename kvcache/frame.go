@@ -231,7 +231,8 @@ func parseHeader(b []byte) (Header, error) {
 	h.Parts = make([]Part, parts)
 	index, at := b[align(fixedLen+4*len(h.IDs), 8):], h.Len
 	for i := range h.Parts {
-		p := parsePart(index[i*partLen:])
+		p := &h.Parts[i]
+		p.parse(index[i*partLen:])
 		if p.Offset != at || p.Size < 0 || p.Size > h.Total-at {
 			return Header{}, Refuse(ReasonTorn, "part %d has %d bytes at %d of %d", i, p.Size, p.Offset, h.Total)
 		}
@@ -239,7 +240,6 @@ func parseHeader(b []byte) (Header, error) {
 			return Header{}, Refuse(ReasonCodec, "part %d has codec %d", i, p.Codec)
 		}
 		at += p.Size
-		h.Parts[i] = p
 	}
 	if at != h.Total {
 		return Header{}, Refuse(ReasonTorn, "parts end at byte %d of %d", at, h.Total)

@@ -105,21 +105,21 @@ func (p *Part) put(b []byte) {
 	le.PutUint64(b[32:], p.Sum)
 }
 
-// parsePart reads an index entry. Offsets and sizes may be negative or wrong.
-func parsePart(b []byte) Part {
+// parse reads an index entry into its place: a copy of so many small fields costs more than
+// they do. Offsets and sizes may be negative or wrong.
+func (p *Part) parse(b []byte) {
 	le := binary.LittleEndian
-	return Part{
-		Group:  le.Uint16(b[0:]),
-		Layer:  le.Uint16(b[2:]),
-		Layers: le.Uint16(b[4:]),
-		Kind:   Kind(b[6]),
-		Plane:  Plane(b[7]),
-		Codec:  Codec(b[8]),
-		Window: le.Uint32(b[12:]),
-		Offset: int64(le.Uint64(b[16:])),
-		Size:   int64(le.Uint64(b[24:])),
-		Sum:    le.Uint64(b[32:]),
-	}
+	b = b[:partLen]
+	p.Group = le.Uint16(b[0:])
+	p.Layer = le.Uint16(b[2:])
+	p.Layers = le.Uint16(b[4:])
+	p.Kind = Kind(b[6])
+	p.Plane = Plane(b[7])
+	p.Codec = Codec(b[8])
+	p.Window = le.Uint32(b[12:])
+	p.Offset = int64(le.Uint64(b[16:]))
+	p.Size = int64(le.Uint64(b[24:]))
+	p.Sum = le.Uint64(b[32:])
 }
 
 // Sum is the checksum of parts and ranges: XXH3-64 with seed 0.
