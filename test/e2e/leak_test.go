@@ -146,12 +146,14 @@ func (s *secretive) followed(args ...string) *telling {
 		s.Fatal(err)
 	}
 	go sub.Run(s.Context())
-	var answer run
 	prompt := strings.Repeat("So far nothing has happened here. ", 20) + "Tell nobody of " + s.word + ", and go on"
-	answer.rest(s, n.worker.post(map[string]any{"prompt": prompt, "max_tokens": 80, "ignore_eos": true}, map[string]any{"token_ids": true}, "telling"))
-	s.leak.text("an answer outside of the mesh", answer.text)
-	s.leak.tokens("an answer outside of the mesh", answer.ids)
-	testmesh.Eventually(s, "the node tells of its blocks", time.Minute, func() bool { return len(n.events()) > 0 })
+	testmesh.Eventually(s, "the node tells of its blocks", time.Minute, func() bool { // a busy machine may make it late, and then nothing is stored
+		var answer run
+		answer.rest(s, n.worker.post(map[string]any{"prompt": prompt, "max_tokens": 80, "ignore_eos": true}, map[string]any{"token_ids": true}, "telling"))
+		s.leak.text("an answer outside of the mesh", answer.text)
+		s.leak.tokens("an answer outside of the mesh", answer.ids)
+		return len(n.events()) > 0
+	})
 	s.pages = append(s.pages, n.node.metrics, n.worker.base+"/metrics", n.worker.base+"/health")
 	return n
 }
