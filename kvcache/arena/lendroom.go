@@ -33,9 +33,8 @@ func (s *Store) LendRoom(ctx context.Context, reader string, slot int, ticket Ti
 	if err != nil {
 		return 0, s.count.Failure(fmt.Errorf("lend room: %w", err))
 	}
-	if old, ok := p.held[slot]; ok {
-		delete(p.held, slot)
-		s.dropLocked(old.hold)
+	if !s.waitsLocked(p, slot, ticket) {
+		return 0, fmt.Errorf("lend room: %w", context.Canceled)
 	}
 	e, err := s.allocLocked(size, ref.Parent, time.Now())
 	if err != nil {

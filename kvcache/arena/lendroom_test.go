@@ -107,6 +107,39 @@ func TestLendRoom(t *testing.T) {
 	}
 }
 
+// TestLendRoomTooLate: a request for room that its writer gave up, handled when another one
+// has the slot, takes nothing from that one.
+func TestLendRoomTooLate(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "store")
+	s := newStore(t, Config{Dir: dir, Limit: 1 << 20})
+	w := newWriter(t, dir)
+	defer w.Close()
+	space := kvcache.NewSpace("m", nil)
+	f, other := sealed(t, space, space.Root, 1, 50_000), sealed(t, space, space.Root, 2, 50_000)
+	slot, late, ticket := askAgain(t, w)
+	at, err := s.LendRoom(ctx, w.Name(), slot, ticket, f.Ref, f.Total)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, release, err := w.Room(Loan{Data: s.Data(), ID: s.ID(), Slot: slot, At: at, Size: f.Total})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	copy(b, f.Bytes())
+	if _, err := s.LendRoom(ctx, w.Name(), slot, late, other.Ref, other.Total); !errors.Is(err, context.Canceled) {
+		t.Errorf("room for nobody: %v", err)
+	}
+	churn(t, s, space)
+	if string(b) != string(f.Bytes()) {
+		t.Fatal("somebody else has written into it")
+	}
+	if _, err := s.Publish(ctx, w.Name(), slot, f.Ref, f.Total); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestLentRoomOutlivesOwner: the next owner leaves room alone that was lent, and publishes
 // it.
 func TestLentRoomOutlivesOwner(t *testing.T) {

@@ -105,10 +105,8 @@ func (s *Store) Lend(ctx context.Context, reader string, slot int, ticket Ticket
 	if err != nil {
 		return 0, 0, s.count.Failure(fmt.Errorf("lend: %w", err))
 	}
-	if old, ok := p.held[slot]; ok {
-		// The ticket says that the reader has done with it.
-		delete(p.held, slot)
-		s.dropLocked(old.hold)
+	if !s.waitsLocked(p, slot, ticket) {
+		return 0, 0, fmt.Errorf("lend: %w", context.Canceled)
 	}
 	h, err := s.holdLocked(ref, true)
 	if err != nil {
@@ -122,6 +120,20 @@ func (s *Store) Lend(ctx context.Context, reader string, slot int, ticket Ticket
 	s.count.Hits.Add(1)
 	s.count.HitBytes.Add(uint64(h.size))
 	return int64(h.at) * grain, h.size, nil
+}
+
+// waitsLocked says whether a reader waits for what is to be lent in a slot; then it has done
+// with what was lent there before. A request that was given up may come late, when the slot
+// has another ticket or what that was answered with, which is left as it is.
+func (s *Store) waitsLocked(p *peer, slot int, ticket Ticket) bool {
+	if p.words.slot(slot).Load() != uint64(ticket) {
+		return false
+	}
+	if old, ok := p.held[slot]; ok {
+		delete(p.held, slot)
+		s.dropLocked(old.hold)
+	}
+	return true
 }
 
 // Refused removes a block that a reader found to be wrong, after a look at it.

@@ -107,6 +107,57 @@ func TestReader(t *testing.T) {
 	}
 }
 
+// askAgain has a reader give a request up, and ask with the same slot once more.
+func askAgain(t testing.TB, r *Reader) (slot int, late, ticket Ticket) {
+	t.Helper()
+	slot, late, err := r.Ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Abandon(slot)
+	again, ticket, err := r.Ask()
+	if err != nil || again != slot {
+		t.Fatalf("slot %d, want %d: %v", again, slot, err)
+	}
+	return slot, late, ticket
+}
+
+// TestLendTooLate: a request that its reader gave up, handled when another one has the slot,
+// gets nothing and takes nothing from that one.
+func TestLendTooLate(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "store")
+	s := newStore(t, Config{Dir: dir, Limit: 1 << 20, Lease: time.Nanosecond})
+	r := newReader(t, dir)
+	space := kvcache.NewSpace("m", nil)
+	f, other := sealed(t, space, space.Root, 1, 100_000), sealed(t, space, space.Root, 2, 1000)
+	put(t, s, f, other)
+	slot, late, ticket := askAgain(t, r)
+	at, size, err := s.Lend(ctx, r.Name(), slot, ticket, f.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := r.Take(Loan{Data: s.Data(), ID: s.ID(), Slot: slot, At: at, Size: size}, f.Ref, func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Lend(ctx, r.Name(), slot, late, other.Ref); !errors.Is(err, context.Canceled) {
+		t.Errorf("lent to nobody: %v", err)
+	}
+	if ok, err := s.Remove(ctx, f.Ref); !ok || err != nil { // as eviction does
+		t.Fatal(ok, err)
+	}
+	churn(t, s, space)
+	unchanged(t, l, f)
+	l.Release()
+	if _, err := borrow(t, s, r, f.Ref); !errors.Is(err, kvcache.ErrNotFound) {
+		t.Errorf("a block that is not there: %v", err)
+	}
+	if churn(t, s, space); len(s.limbo) != 0 || len(s.peers[r.Name()].held) != 0 {
+		t.Errorf("%d extents wait for nobody", len(s.limbo))
+	}
+}
+
 // TestReaderOutlivesOwner: an owner that comes back finds what is being read, in the
 // index or not, and leaves it alone.
 func TestReaderOutlivesOwner(t *testing.T) {
