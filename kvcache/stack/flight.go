@@ -106,6 +106,13 @@ func (s *Stack) bring(ctx context.Context, t *tier, b kvcache.Found) *flight {
 		return f
 	}
 	f := &flight{t: t, done: make(chan struct{})}
+	if s.owesLocked(t, b.Fingerprint) { // it was dropped since somebody found it there
+		free()
+		s.metrics.cut(t, cutDropped)
+		f.err = kvcache.ErrNotFound
+		close(f.done)
+		return f
+	}
 	s.flights[b.Key] = f
 	dropped := s.drops[drop{f: b.Fingerprint}]
 	s.done.Go(func() {

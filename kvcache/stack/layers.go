@@ -24,7 +24,7 @@ func (s *Stack) GetLayers(ctx context.Context, ref kvcache.Ref, l kvcache.Layers
 	}
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
-	whole := false
+	whole, dropped := false, s.dropped(nil, ref.Fingerprint)
 	for _, t := range s.tiers {
 		r, ok := t.Store.(kvcache.Ranged)
 		switch {
@@ -39,7 +39,7 @@ func (s *Stack) GetLayers(ctx context.Context, ref kvcache.Ref, l kvcache.Layers
 			continue
 		}
 		lent, tried := s.layers(bounded, t, func() (*kvcache.Lent, error) { return r.GetLayers(s.ctx, ref, l) })
-		if lent != nil {
+		if lent = s.unlessDropped(t, ref.Fingerprint, dropped, lent); lent != nil {
 			return lent, nil
 		}
 		err = errors.Join(err, tried)

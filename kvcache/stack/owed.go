@@ -59,8 +59,23 @@ func (s *Stack) Owing() (list []Owed) {
 func (s *Stack) owes(t *tier, f kvcache.Fingerprint) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.owesLocked(t, f)
+}
+
+func (s *Stack) owesLocked(t *tier, f kvcache.Fingerprint) bool {
 	_, owed := s.owed[Owed{t.Name, f}]
 	return owed
+}
+
+// unlessDropped returns what was read from a tier, unless the model was dropped meanwhile: before,
+// that had been done so often. It gives back what it does not return.
+func (s *Stack) unlessDropped(t *tier, f kvcache.Fingerprint, dropped int, l *kvcache.Lent) *kvcache.Lent {
+	if l == nil || s.dropped(nil, f) == dropped && !s.owes(t, f) {
+		return l
+	}
+	l.Release()
+	s.metrics.cut(t, cutDropped)
+	return nil
 }
 
 // dropIn drops a model in one tier, which owes that until it has. Other hosts' memory is

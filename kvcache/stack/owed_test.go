@@ -83,3 +83,41 @@ func TestOwedHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestOwedMeanwhile: a look-up and a read of layers that were under way when a tier failed to
+// drop the model bring back nothing of it, neither then nor later.
+func TestOwedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Config{})
+		f := testSpace().Fingerprint
+		frames, ids := chainOf(t, 1, 4)
+		fill(t, r.a, frames...)
+		r.tiers[0].Store = &rangedMem{memStore: r.a}
+		r.a.set(func(m *memStore) { m.delay = 500 * time.Millisecond })
+		found, layers := make(chan int, 1), make(chan error, 1)
+		go func() {
+			n, _ := r.ask(t, ids, 5*time.Second)
+			found <- n
+		}()
+		go func() {
+			_, err := r.GetLayers(t.Context(), frames[0].Ref, kvcache.Layers{To: 1})
+			layers <- err
+		}()
+		<-time.After(100 * time.Millisecond)
+		// Refused at once; the others have their answers 400 ms later.
+		r.a.set(func(m *memStore) { m.delay, m.err = 0, errors.New("away") })
+		if err := r.Drop(t.Context(), f); err == nil || len(r.Owing()) != 1 {
+			t.Fatalf("%v; %v is owed", err, r.Owing())
+		}
+		r.a.set(func(m *memStore) { m.err = nil })
+		if n := <-found; n != 0 {
+			t.Errorf("%d tokens are found of what was dropped meanwhile", n)
+		}
+		if err := <-layers; !errors.Is(err, kvcache.ErrNotFound) {
+			t.Errorf("layers of what was dropped meanwhile: %v", err)
+		}
+		if err := r.DropOwed(t.Context()); err != nil || r.near.count() != 0 {
+			t.Errorf("%v; %d blocks are near", err, r.near.count())
+		}
+	})
+}

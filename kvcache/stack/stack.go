@@ -239,6 +239,7 @@ func (s *Stack) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 	}
 	bounded, cancel := s.bound(ctx)
 	defer cancel()
+	dropped := s.dropped(nil, ref.Fingerprint)
 	for _, t := range s.tiers {
 		if s.owes(t, ref.Fingerprint) {
 			s.metrics.cut(t, cutDropped)
@@ -260,7 +261,13 @@ func (s *Stack) Get(ctx context.Context, ref kvcache.Ref) (*kvcache.Lent, error)
 		case fl.err == nil:
 			return s.near.Get(ctx, ref)
 		case errors.Is(fl.err, kvcache.ErrFull):
-			return t.Store.Get(bounded, ref)
+			far, err := t.Store.Get(bounded, ref)
+			if err != nil {
+				return nil, err
+			}
+			if far = s.unlessDropped(t, ref.Fingerprint, dropped, far); far != nil {
+				return far, nil
+			}
 		}
 	}
 	return nil, err
