@@ -39,7 +39,7 @@ func TestPart(t *testing.T) {
 			part := r.Part("a", "nobody")
 			var err error
 			if what == "drop" {
-				r.b.late = time.Second
+				r.b.set(func(m *memStore) { m.late = time.Second })
 				more, _ := chainOf(t, 2, 1)
 				fill(t, r, more...)
 				synctest.Wait()
