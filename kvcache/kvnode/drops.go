@@ -105,7 +105,7 @@ func (e *Epochs) keepOwed(s *stack.Stack) error {
 	defer e.mu.Unlock()
 	owed := s.Owing()
 	if slices.Equal(owed, e.owed) {
-		return nil
+		return e.saveRestLocked()
 	}
 	e.owed = owed
 	return e.keepLocked()

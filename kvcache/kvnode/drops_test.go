@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvmesh/kvmesh/kvcache"
@@ -143,6 +144,55 @@ func TestDropOwed(t *testing.T) {
 			if err := c.Put(t.Context(), f); err != nil || found(t, c, f) != 1 {
 				t.Errorf("what is computed anew is not found: %v", err)
 			}
+		})
+	}
+}
+
+// TestKeptLater: what there was no room to write is written when there is, as soon as somebody
+// asks for it again, who is told before that it is not kept, and else by itself.
+func TestKeptLater(t *testing.T) {
+	s, err := stack.New(stack.Config{Near: undropped{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	one, first := version("1")
+	s.Owe(stack.Owed{Tier: "redis", Fingerprint: one.Fingerprint})
+	drop := func(e *Epochs) error { return e.keepOwed(s) }
+	label := func(e *Epochs) error { return e.announce(one.Fingerprint, first, time.Now()) }
+	set := func(e *Epochs) error { _, err := e.Set(first.Model, first.Weights); return err }
+	background := func(e *Epochs) error {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go e.run(ctx, nil, nil)
+		synctest.Wait()
+		return nil
+	}
+	for name, c := range map[string]struct {
+		keep, again  func(*Epochs) error
+		owed, epochs int
+	}{
+		"a drop":           {drop, drop, 1, 0},
+		"a label":          {label, label, 0, 1},
+		"an epoch":         {set, set, 0, 1},
+		"a drop by itself": {drop, background, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := filepath.Join(t.TempDir(), "full")
+				e := openEpochs(t, EpochConfig{File: filepath.Join(dir, "e")})
+				for range 2 { // the second one changes nothing in memory
+					if err := c.keep(e); err == nil {
+						t.Error("what is not kept was acknowledged")
+					}
+				}
+				if err := errors.Join(os.Mkdir(dir, 0o700), c.again(e)); err != nil {
+					t.Fatal(err)
+				}
+				if file, err := readEpochs(e.cfg.File); err != nil || len(file.Owed) != c.owed || len(file.Epochs) != c.epochs {
+					t.Errorf("the file has %+v, %v", file, err)
+				}
+			})
 		})
 	}
 }

@@ -67,11 +67,31 @@ func (e *Epochs) textLocked() ([]byte, error) {
 
 // saveLocked writes the file.
 func (e *Epochs) saveLocked() error {
+	e.unsaved = true
 	text, err := e.textLocked()
 	if err != nil {
 		return fmt.Errorf("keep epochs: %w", err)
 	}
-	return writeWhole(e.cfg.File, text)
+	err = writeWhole(e.cfg.File, text)
+	e.unsaved = err != nil
+	return err
+}
+
+// saveRestLocked writes the file where that failed the last time: who asks again for what
+// memory has already is told that it is kept only when it is.
+func (e *Epochs) saveRestLocked() error {
+	if !e.unsaved {
+		return nil
+	}
+	return e.saveLocked()
+}
+
+// catchUp brings the file and the copy up to date.
+func (e *Epochs) catchUp(ctx context.Context) error {
+	e.mu.Lock()
+	err := e.saveRestLocked()
+	e.mu.Unlock()
+	return errors.Join(err, e.writeCopy(ctx))
 }
 
 // writeWhole writes a file of mode 0600 that is never seen in part, also after a crash.

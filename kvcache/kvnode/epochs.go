@@ -70,9 +70,9 @@ type Epochs struct {
 	used map[kvcache.EpochKey]time.Time
 	// left is what of old versions is in memory, as it was last seen.
 	left map[kvcache.Fingerprint]int64
-	// behind says that the copy does not have everything.
-	behind bool
-	merged bool // the copy's records have been read
+	// unsaved says that the file does not have everything, and behind that of the copy.
+	unsaved, behind bool
+	merged          bool // the copy's records have been read
 	dropLog
 }
 
@@ -220,7 +220,7 @@ func (e *Epochs) announce(f kvcache.Fingerprint, l kvcache.Label, now time.Time)
 		next, changed = was.Next(l.Weights, f), true
 	}
 	if !changed {
-		return nil
+		return e.saveRestLocked()
 	}
 	return e.changeLocked(was, next, now)
 }
@@ -257,7 +257,7 @@ func (e *Epochs) Set(model, weights string) (kvcache.Epoch, error) {
 	defer e.mu.Unlock()
 	was := e.recordLocked(key)
 	if was.Weights == weights {
-		return was, nil
+		return was, e.saveRestLocked()
 	}
 	next := was.Next(weights, kvcache.Fingerprint{})
 	return next, e.changeLocked(was, next, time.Now())

@@ -29,7 +29,7 @@ const (
 func (e *Epochs) run(ctx context.Context, near *arena.Store, below *stack.Stack) {
 	pause := e.cfg.Every
 	for ctx.Err() == nil {
-		err := errors.Join(e.reclaim(ctx, near, below), e.writeCopy(ctx))
+		err := errors.Join(e.reclaim(ctx, near, below), e.catchUp(ctx))
 		if err == nil {
 			pause = e.cfg.Every
 		} else if ctx.Err() == nil {
