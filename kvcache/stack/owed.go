@@ -28,18 +28,26 @@ func (s *Stack) Owe(list ...Owed) {
 	defer s.mu.Unlock()
 	for _, o := range list {
 		if _, known := s.owed[o]; !known {
-			s.oweLocked(o, 0)
+			s.oweLocked(o)
 		}
 	}
 }
 
-// oweLocked notes a drop, and how many calls for it run.
-func (s *Stack) oweLocked(o Owed, running int) {
-	if _, known := s.owed[o]; known || len(s.owed) < mostOwed {
-		s.owed[o] = max(running, 0)
-		return
+// dropping are the calls of a tier for a drop that it owes: how many run, and how many have begun.
+type dropping struct{ running, begun int }
+
+// oweLocked notes a drop, and returns its calls; nil = there are too many drops.
+func (s *Stack) oweLocked(o Owed) *dropping {
+	if d := s.owed[o]; d != nil {
+		return d
+	}
+	if len(s.owed) < mostOwed {
+		d := &dropping{}
+		s.owed[o] = d
+		return d
 	}
 	s.cfg.Log.Error("too many drops wait for tiers: invalidate it again when the tier is back", "tier", o.Tier, "model", o.Fingerprint)
+	return nil
 }
 
 // Owing lists the drops that tiers have not done, by tier and fingerprint.
@@ -81,26 +89,43 @@ func (s *Stack) unlessDropped(t *tier, f kvcache.Fingerprint, dropped int, l *kv
 // dropIn drops a model in one tier, which owes that until it has. Other hosts' memory is
 // asked and not noted: who keeps that remembers it itself.
 func (s *Stack) dropIn(ctx context.Context, t *tier, f kvcache.Fingerprint) error {
-	o := Owed{t.Name, f}
+	ended := func(error) {}
 	if !t.Apart {
-		s.mu.Lock()
-		s.oweLocked(o, s.owed[o]+1)
-		s.mu.Unlock()
+		ended = s.beginDrop(Owed{t.Name, f})
 	}
 	err := t.Store.Drop(ctx, f)
-	if !t.Apart {
-		s.mu.Lock()
-		if err == nil {
-			delete(s.owed, o)
-		} else {
-			s.oweLocked(o, s.owed[o]-1)
-		}
-		s.mu.Unlock()
-	}
+	ended(err)
 	if err != nil {
 		return fmt.Errorf("drop in tier %s: %w", t.Name, err)
 	}
 	return nil
+}
+
+// beginDrop notes that a call for a drop begins, and returns what notes how it has ended. The drop
+// is owed until one has gone well behind which no other has begun: what came to the tier in between
+// may have come too late for the one before.
+func (s *Stack) beginDrop(o Owed) (ended func(error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d, nth := s.oweLocked(o), 0
+	if d != nil {
+		d.running++
+		d.begun++
+		nth = d.begun
+	}
+	return func(err error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case d == nil && err != nil:
+			s.oweLocked(o)
+		case d == nil:
+		case err == nil && d.begun == nth && s.owed[o] == d:
+			delete(s.owed, o)
+		default:
+			d.running--
+		}
+	}
 }
 
 // DropOwed has the tiers do what they owe. The near store is left alone: what it has was
@@ -151,7 +176,7 @@ func (s *Stack) DropOwed(ctx context.Context) error {
 func (s *Stack) takeOwed(t *tier) (list []kvcache.Fingerprint) {
 	for _, o := range s.Owing() {
 		s.mu.Lock()
-		if running, owed := s.owed[o]; owed && running == 0 && o.Tier == t.Name {
+		if d := s.owed[o]; d != nil && d.running == 0 && o.Tier == t.Name {
 			s.drops[drop{t, o.Fingerprint}]++
 			list = append(list, o.Fingerprint)
 		}

@@ -3,6 +3,8 @@ package stack
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,6 +120,67 @@ func TestOwedMeanwhile(t *testing.T) {
 		}
 		if err := r.DropOwed(t.Context()); err != nil || r.near.count() != 0 {
 			t.Errorf("%v; %d blocks are near", err, r.near.count())
+		}
+	})
+}
+
+// listing is a tier whose first drop takes what was there when it began, as a bucket does that is
+// listed, and whose others fail.
+type listing struct {
+	*memStore
+	listed, goes chan struct{} // the first has listed; it may go on
+	calls        int
+}
+
+// Drop implements kvcache.Store.
+func (l *listing) Drop(context.Context, kvcache.Fingerprint) error {
+	l.mu.Lock()
+	l.calls++
+	calls, old := l.calls, slices.Collect(maps.Keys(l.blocks))
+	l.mu.Unlock()
+	if calls > 1 {
+		return errors.New("away")
+	}
+	close(l.listed)
+	<-l.goes
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range old {
+		delete(l.blocks, key)
+	}
+	return nil
+}
+
+// TestOwedTwice: a drop that fails while an earlier one of the same model is under way is owed,
+// although that one goes well.
+func TestOwedTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := &listing{memStore: newMem(), listed: make(chan struct{}), goes: make(chan struct{})}
+		s, err := New(Config{Near: newMem(), Far: []Tier{{Name: "far", Store: far}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		f := testSpace().Fingerprint
+		s.Owe(Owed{"far", f})
+		first := make(chan error, 1)
+		go func() { first <- s.DropOwed(t.Context()) }()
+		<-far.listed
+		frames, ids := chainOf(t, 1, 2)
+		fill(t, s, frames...)
+		<-time.After(time.Second)
+		if err := s.Drop(t.Context(), f); err == nil || far.count() != 2 {
+			t.Fatalf("the second drop: %v, with %d blocks there", err, far.count())
+		}
+		close(far.goes)
+		if err := <-first; err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff([]Owed{{"far", f}}, s.Owing()); d != "" {
+			t.Error(d)
+		}
+		if m, err := s.Longest(t.Context(), kvcache.Query{Space: testSpace(), IDs: ids}); err != nil || len(m.Blocks) != 0 {
+			t.Errorf("%d blocks are found that were dropped, %v", len(m.Blocks), err)
 		}
 	})
 }

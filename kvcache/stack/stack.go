@@ -97,7 +97,7 @@ type Stack struct {
 	flights map[kvcache.Key]*flight     // of those of one block, the last
 	drops   map[drop]int                // how often each was
 	labels  map[kvcache.Fingerprint]int // forgottenLocked when the tiers were told its label
-	owed    map[Owed]int                // calls that run for each
+	owed    map[Owed]*dropping
 }
 
 var (
@@ -115,7 +115,7 @@ func New(cfg Config) (*Stack, error) {
 	cfg = cfg.withDefaults()
 	s := &Stack{
 		cfg: cfg, near: cfg.Near,
-		flights: map[kvcache.Key]*flight{}, drops: map[drop]int{}, labels: map[kvcache.Fingerprint]int{}, owed: map[Owed]int{},
+		flights: map[kvcache.Key]*flight{}, drops: map[drop]int{}, labels: map[kvcache.Fingerprint]int{}, owed: map[Owed]*dropping{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, t := range cfg.Far {
