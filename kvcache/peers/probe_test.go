@@ -118,6 +118,7 @@ func TestOtherMemory(t *testing.T) {
 		s.list = s.list[:2]
 		p.SetMembers(s.list)
 		<-lost
+		synctest.Wait() // until those that stay have been probed for that
 		if n := len(p.Missing(foundOf(frames))); n != 0 {
 			t.Errorf("%d blocks are on too few hosts, where one has left", n)
 		}
