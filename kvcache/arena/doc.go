@@ -75,8 +75,9 @@
 // Nothing is synced. After a crash of the machine shared memory is empty, and on other
 // media journal and arena may not fit together; so may they after somebody has damaged,
 // swapped or mixed them. The identity keeps journals and arenas of different origin
-// apart, extents that contradict later ones are dropped, and every header and part is
-// verified by whoever reads it: what is not right is refused, counted and removed.
+// apart, and an arena whose journal is lost gets another one, so that nobody elsewhere
+// counts on what it had; extents that contradict later ones are dropped, and every header
+// and part is verified by whoever reads it: what is not right is refused, counted and removed.
 //
 // # Readers
 //

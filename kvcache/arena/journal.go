@@ -33,9 +33,10 @@ const (
 	nextName    = "journal.new"
 )
 
-// openJournal opens the journal of an arena, or begins a new one. It hands every
-// record to replay, and cuts off what is not whole. The count is of bytes cut off.
-func openJournal(root *os.Root, id arenaID, replay func(record)) (j *journal, cut int64, err error) {
+// openJournal opens the journal of an arena, or begins a new one, for which renew gives the
+// arena another identity: of what others believe to be there nobody knows where it is. It
+// hands every record to replay, and cuts off what is not whole. The count is of bytes cut off.
+func openJournal(root *os.Root, id arenaID, renew func() arenaID, replay func(record)) (j *journal, cut int64, err error) {
 	j = &journal{root: root, id: id}
 	if err := root.Remove(nextName); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, err
@@ -45,7 +46,7 @@ func openJournal(root *os.Root, id arenaID, replay func(record)) (j *journal, cu
 		return nil, 0, err
 	}
 	if !ofArena(b, id) {
-		cut = int64(len(b))
+		cut, j.id = int64(len(b)), renew()
 		if j.file, err = j.begin(); err != nil {
 			return nil, 0, err
 		}

@@ -247,6 +247,40 @@ func TestSwapped(t *testing.T) {
 	}
 }
 
+// TestJournalLost: an arena that outlives its journal, as one on a disk does the folder in
+// shared memory, has another identity, and one that keeps it has not.
+func TestJournalLost(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	cfg := Config{Dir: dir, Data: filepath.Join(t.TempDir(), "data"), Limit: 1 << 20}
+	space := kvcache.NewSpace("m", nil)
+	f := sealed(t, space, space.Root, 1, 1000)
+	s := newStore(t, cfg)
+	first := s.ID()
+	put(t, s, f)
+	for _, lose := range []bool{false, true, false} {
+		before := s.ID()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if lose {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = newStore(t, cfg)
+		if there, same := has(t, s, f), s.ID() == first; (s.ID() == before) == lose || there != same {
+			t.Errorf("lost: %v, but the block is there: %v, in the same arena: %v", lose, there, same)
+		}
+	}
+	r := newReader(t, dir)
+	put(t, s, f)
+	l, err := borrow(t, s, r, f.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Release()
+}
+
 // TestArenaDamage zeroes and shifts the arena itself: what is not as it was is refused.
 func TestArenaDamage(t *testing.T) {
 	for name, change := range map[string]func([]byte) []byte{

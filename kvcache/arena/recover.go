@@ -204,7 +204,7 @@ func (p *replay) lose(c claim) {
 func (s *Store) recover(now time.Time) (err error) {
 	p := newReplay()
 	var cut int64
-	if s.log, cut, err = openJournal(s.root, s.region.id, p.apply); err != nil {
+	if s.log, cut, err = openJournal(s.root, s.region.id, s.region.renew, p.apply); err != nil {
 		return err
 	}
 	if cut > 0 {

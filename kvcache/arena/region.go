@@ -65,7 +65,7 @@ func openRegion(name string, size int64) (*region, error) {
 		r.id = id
 	case string(r.b[:4]) == arenaMagic || r.empty():
 		// Damaged, or of another version, or never written: a cache begins anew.
-		r.renew(size)
+		r.renew()
 	default:
 		r.close()
 		return nil, fmt.Errorf("%s holds something else than an arena: overwrite its first %d bytes with zeros, or name another one", name, headerLen)
@@ -106,7 +106,7 @@ func (r *region) make(name string, size int64) error {
 	if err := r.mmap(size); err != nil {
 		return err
 	}
-	r.renew(size)
+	r.renew()
 	if err := os.Rename(temp, name); err != nil {
 		r.close()
 		return err
@@ -129,9 +129,10 @@ func (r *region) mmap(size int64) (err error) {
 }
 
 // renew gives the arena a new identity: whatever was in it belongs to nobody.
-func (r *region) renew(size int64) {
+func (r *region) renew() arenaID {
 	rand.Read(r.id[:]) // never fails
-	copy(r.b, arenaHeader(r.id, size))
+	copy(r.b, arenaHeader(r.id, int64(len(r.b))))
+	return r.id
 }
 
 // grow makes sure that the first bytes up to end are there: a store into a hole of a
