@@ -20,7 +20,8 @@ const mostSpaces = 1 << 20
 // replay is the state that a journal's records add up to. It is pure, and believes nothing
 // but the sums of the records: what contradicts itself is sorted out by claims.
 type replay struct {
-	spaces map[uint32]space // by number
+	spaces map[uint32]space         // by number
+	number map[kvcache.Space]uint32 // of each, the last
 	puts   []replayedPut
 	alive  map[int64]int // places in puts by offset
 	labels []record
@@ -49,7 +50,10 @@ type replayedRoom struct {
 }
 
 func newReplay() *replay {
-	return &replay{spaces: map[uint32]space{}, alive: map[int64]int{}, fences: map[streamKey]uint64{}, tails: map[uint64]*replayedTail{}}
+	return &replay{
+		spaces: map[uint32]space{}, number: map[kvcache.Space]uint32{}, alive: map[int64]int{},
+		fences: map[streamKey]uint64{}, tails: map[uint64]*replayedTail{},
+	}
 }
 
 // apply takes in one record. Records of what is not known do nothing, and those of
@@ -91,11 +95,16 @@ func (p *replay) apply(r record) {
 	}
 }
 
-// space notes the number of a space.
+// space notes the number of a space. One that has an earlier number had nothing there when it
+// came back, and the journal without that number was not finished.
 func (p *replay) space(r record) {
-	if r.space < mostSpaces && p.spaces[r.space].Space != r.in {
-		p.spaces[r.space] = space{Space: r.in}
+	if r.space >= mostSpaces || p.spaces[r.space].Space == r.in {
+		return
 	}
+	if no, again := p.number[r.in]; again && p.spaces[no].Space == r.in {
+		p.spaces[no] = space{Space: r.in, dropped: true}
+	}
+	p.spaces[r.space], p.number[r.in] = space{Space: r.in}, r.space
 }
 
 // addRoom gives a tail one more extent.

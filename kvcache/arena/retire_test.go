@@ -68,6 +68,60 @@ func TestManyTenants(t *testing.T) {
 	}
 }
 
+// TestRetireKilled: an owner that ends between the beginning of a compaction and the new
+// journal leaves two numbers for a space that came back meanwhile. Its blocks are found.
+func TestRetireKilled(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	s := newStore(t, Config{Dir: dir, Limit: 1 << 20})
+	ctx := context.Background()
+	a, b := kvcache.NewSpace("m", []byte("a")), kvcache.NewSpace("m", []byte("b"))
+	fa, fb := sealed(t, a, a.Root, 1, 1000), sealed(t, b, b.Root, 2, 1000)
+	remove := func(f *kvcache.Frame) {
+		t.Helper()
+		if ok, err := s.Remove(ctx, f.Ref); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	check := func(when string) {
+		t.Helper()
+		if m, err := s.Longest(ctx, kvcache.Query{Space: b, IDs: fb.IDs}); err != nil || len(m.Blocks) != 1 || !has(t, s, fb) {
+			t.Errorf("%s: %+v, %v", when, m, err)
+		}
+	}
+	put(t, s, fa, fb) // numbers 0 and 1
+	remove(fa)
+	if err := s.compact(ctx); err != nil { // 0 is free
+		t.Fatal(err)
+	}
+	remove(fb)
+	s.mu.Lock()
+	_, err := s.compactLocked(-1, 1) // 1 is on its way
+	s.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, fb)
+	if no := s.index.spaceOf[b]; no != 0 {
+		t.Fatalf("it has number %d again: the test proves nothing", no)
+	}
+	check("before")
+	for _, when := range []string{"after a restart", "after another one"} {
+		s.Close() // and gives the new journal up
+		s = newStore(t, Config{Dir: dir, Limit: 1 << 20})
+		check(when)
+	}
+	if err := s.compact(ctx); err != nil || len(s.index.spareSpaces) != 1 {
+		t.Errorf("%d numbers are free, want 1: %v", len(s.index.spareSpaces), err)
+	}
+	put(t, s, fa)
+	s.Close()
+	s = newStore(t, Config{Dir: dir, Limit: 1 << 20})
+	check("when its old number is another's")
+	if !has(t, s, fa) {
+		t.Error("nor is that one there")
+	}
+}
+
 // TestRetireWaits: while spaces are being walked through by number, none is given again.
 func TestRetireWaits(t *testing.T) {
 	s := newStore(t, Config{Limit: 1 << 20})
