@@ -59,16 +59,15 @@ func (s *Store) putTo(ctx context.Context, m *member, f *kvcache.Frame) error {
 	}
 	begin, memories := time.Now(), s.memories(m)
 	err := m.peer.Put(ctx, f)
-	if err == nil && s.memories(m) != memories {
-		return fmt.Errorf("put block to KV peer %s: %w", m.ID, errOther)
-	}
 	if s.called(ctx, m, begin, err) != nil {
 		if errors.Is(err, kvcache.ErrFull) {
 			s.metrics.full.WithLabelValues(m.ID).Inc()
 		}
 		return fmt.Errorf("put block to KV peer %s: %w", m.ID, err)
 	}
-	s.heard(f.Key, m.ID, len(f.IDs))
+	if !s.heard(m, memories, f.Key, len(f.IDs)) {
+		return fmt.Errorf("put block to KV peer %s: %w", m.ID, errLost)
+	}
 	s.metrics.blocks.Inc()
 	s.metrics.bytes.WithLabelValues("block").Add(float64(f.Total))
 	return nil
@@ -196,7 +195,7 @@ func worse(a, b error) error {
 
 // readOne reads a block from one member.
 func (s *Store) readOne(ctx context.Context, m *member, ref kvcache.Ref, how reading) (*kvcache.Lent, error) {
-	begin := time.Now()
+	begin, memories := time.Now(), s.memories(m)
 	l, err := how(ctx, m.peer)
 	if s.called(ctx, m, begin, err) != nil {
 		if answered(err) {
@@ -204,7 +203,7 @@ func (s *Store) readOne(ctx context.Context, m *member, ref kvcache.Ref, how rea
 		}
 		return nil, fmt.Errorf("KV peer %s: %w", m.ID, err)
 	}
-	s.heard(ref.Key, m.ID, len(l.IDs))
+	s.heard(m, memories, ref.Key, len(l.IDs))
 	return l, nil
 }
 

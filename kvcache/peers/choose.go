@@ -104,17 +104,22 @@ func (s *Store) readers(hold []string, keys ...kvcache.Key) (list []*member) {
 	return list
 }
 
-// heard notes that a member has a block.
-func (s *Store) heard(key kvcache.Key, id string, tokens int) {
+// heard notes that a member has a block, as it said after its memory had been another one so often,
+// and says whether that counts: not where it has left, is away or has lost its memory since.
+func (s *Store) heard(m *member, memories int, key kvcache.Key, tokens int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.size = tokens
+	if s.members[m.ID] != m || m.memories != memories {
+		return false
+	}
 	if len(s.holders) >= mostKnown {
 		clear(s.holders)
 	}
-	if ids := s.holders[key]; !slices.Contains(ids, id) {
-		s.holders[key] = append(ids, id)
+	if ids := s.holders[key]; !slices.Contains(ids, m.ID) {
+		s.holders[key] = append(ids, m.ID)
 	}
-	s.size = tokens
+	return m.present()
 }
 
 // unheard notes that a member does not have a block.

@@ -40,9 +40,10 @@ func (s *Store) Longest(ctx context.Context, q kvcache.Query) (kvcache.Match, er
 
 // said is one member's answer to a look-up.
 type said struct {
-	from *member
-	m    kvcache.Match
-	err  error
+	from     *member
+	memories int // how often that had had another memory before
+	m        kvcache.Match
+	err      error
 }
 
 // ask asks all that may have what a query is for, and returns the longest answer of those
@@ -61,9 +62,9 @@ func (s *Store) ask(ctx context.Context, q kvcache.Query, at int, ends map[strin
 		}
 		asked++
 		go func() {
-			begin := time.Now()
+			begin, memories := time.Now(), s.memories(m)
 			found, err := m.peer.Longest(ctx, q)
-			answers <- said{m, found, s.called(ctx, m, begin, err)}
+			answers <- said{m, memories, found, s.called(ctx, m, begin, err)}
 		}()
 	}
 	w, heard := waiting{begin: time.Now()}, false
@@ -77,10 +78,10 @@ func (s *Store) ask(ctx context.Context, q kvcache.Query, at int, ends map[strin
 			}
 			heard = true
 			for _, b := range a.m.Blocks {
-				s.heard(b.Key, a.from.ID, b.Tokens)
+				s.heard(a.from, a.memories, b.Key, b.Tokens)
 			}
 			if a.m.Common > 0 {
-				s.heard(a.m.Partial.Key, a.from.ID, a.m.Partial.Tokens)
+				s.heard(a.from, a.memories, a.m.Partial.Key, a.m.Partial.Tokens)
 			}
 			ends[a.from.ID] = at + a.m.Tokens()
 			if n, has := a.m.Tokens(), best.Tokens(); n > has || n == has && a.m.Common > best.Common {

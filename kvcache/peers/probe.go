@@ -25,8 +25,8 @@ type Prober interface {
 	Probe(ctx context.Context) (memory string, err error)
 }
 
-// errOther says that a member has lost its memory while something was put there.
-var errOther = errors.New("its memory is another one than before")
+// errLost says that what was put on a member counts no more.
+var errLost = errors.New("it has left, is away or has lost its memory meanwhile")
 
 // watch probes all members, until the store is closed.
 func (s *Store) watch() {

@@ -3,6 +3,7 @@ package peers_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/kvmesh/kvmesh/kvcache"
 	"github.com/kvmesh/kvmesh/kvcache/peers"
+	"github.com/kvmesh/kvmesh/kvcache/placement"
 	"github.com/kvmesh/kvmesh/kvcache/remote"
 )
 
@@ -162,6 +164,62 @@ func TestMissedOut(t *testing.T) {
 		time.Sleep(time.Minute)
 		if len(back) != 0 {
 			t.Error("who is there is back again and again")
+		}
+	})
+}
+
+// TestLeavesMeanwhile: a block that was sent to a host that has left before it came is put on
+// another one.
+func TestLeavesMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 3, 3)
+		defer s.close()
+		p := s.store("a", nil)
+		defer p.Close()
+		for _, id := range []string{"b", "c"} {
+			s.hosts[id].set(func(h *host) { h.late = time.Second })
+		}
+		frames, _ := chain(t, 1, 1)
+		done := make(chan error, 1)
+		go func() { done <- p.Put(t.Context(), frames[0]) }()
+		time.Sleep(500 * time.Millisecond)
+		var left string
+		p.SetMembers(slices.DeleteFunc(slices.Clone(s.list), func(m placement.Member) bool {
+			s.hosts[m.ID].set(func(h *host) {
+				if len(h.puts) > 0 {
+					left = m.ID
+				}
+			})
+			return m.ID == left
+		}))
+		err := <-done
+		other := map[string]string{"b": "c", "c": "b"}[left]
+		if n := s.blocksOn(other, frames); err != nil || n != 1 || len(p.Missing(foundOf(frames))) != 0 {
+			t.Errorf("%v; it was sent to %q, which has left, and is on %d of 1 other", err, left, n)
+		}
+	})
+}
+
+// TestAwayMeanwhile: a block that was sent to a host that is found to be away before it came is not
+// taken for written.
+func TestAwayMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		lost := make(chan struct{}, 8)
+		p := s.store("a", func(c *peers.Config) { c.Lost = func() { lost <- struct{}{} } })
+		defer p.Close()
+		synctest.Wait()
+		b := s.hosts["b"]
+		b.set(func(h *host) { h.late = 20 * time.Second })
+		frames, _ := chain(t, 1, 1)
+		done := make(chan error, 1)
+		go func() { done <- p.Put(t.Context(), frames[0]) }()
+		time.Sleep(time.Second)
+		b.set(func(h *host) { h.err = errors.New("no route to host") })
+		<-lost
+		if err := <-done; !errors.Is(err, remote.ErrAway) {
+			t.Errorf("a block that was put on a host that is away: %v", err)
 		}
 	})
 }

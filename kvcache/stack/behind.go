@@ -37,7 +37,8 @@ func (s *Stack) Wrote(b kvcache.Found) {
 
 // Offer notes blocks that the near store has had for longer, of which nobody knows whether
 // the far tiers have them. They wait, in their order, until a tier's queue is less than half
-// full, so that new ones have room. What waits already is not offered again. It never waits.
+// full, so that new ones have room. What waits already is not offered again; what is being written
+// is written once more. It never waits.
 func (s *Stack) Offer(blocks []kvcache.Found) {
 	s.offerTo(func(*tier) bool { return true }, blocks)
 }
@@ -107,7 +108,8 @@ func (s *Stack) Label(ctx context.Context, f kvcache.Fingerprint, l kvcache.Labe
 	return nil
 }
 
-// countFresh notes blocks that wait from now on, and returns them: those that do not yet.
+// countFresh notes blocks that wait from now on, and returns them: those that do not yet. The others
+// are to be written once more, if they are being written.
 func (t *tier) countFresh(blocks []kvcache.Found) (fresh []kvcache.Found) {
 	t.waits.Lock()
 	defer t.waits.Unlock()
@@ -115,6 +117,8 @@ func (t *tier) countFresh(blocks []kvcache.Found) (fresh []kvcache.Found) {
 		if t.waits.times[b.Key] == 0 {
 			fresh = append(fresh, b)
 			t.countLocked(b, 1)
+		} else {
+			t.waits.again[b.Key] = true
 		}
 	}
 	return fresh
@@ -128,11 +132,9 @@ func (t *tier) count(b kvcache.Found, n int64) {
 }
 
 func (t *tier) countLocked(b kvcache.Found, n int64) {
-	if t.waits.times == nil {
-		t.waits.times = map[kvcache.Key]int{}
-	}
 	if t.waits.times[b.Key] += int(n); t.waits.times[b.Key] <= 0 {
 		delete(t.waits.times, b.Key)
+		delete(t.waits.again, b.Key)
 	}
 	t.behind.blocks.Add(n)
 	t.behind.bytes.Add(n * b.Size)
@@ -146,16 +148,37 @@ func (s *Stack) write(t *tier) {
 		case <-s.ctx.Done():
 			return
 		case b := <-t.queue:
-			why := s.writeOne(t, b)
-			if why != "" && why != "gone" {
-				t.givenUp.Add(1)
+			t.beginWrite(b)
+			for s.endWrite(t, b, s.writeOne(t, b)) {
 			}
-			if why != "" {
-				s.metrics.dropped.WithLabelValues(t.Name, why).Inc()
-			}
-			t.count(b, -1)
 		}
 	}
+}
+
+// beginWrite notes that a block that waits is being written: offers until now have what they want.
+func (t *tier) beginWrite(b kvcache.Found) {
+	t.waits.Lock()
+	defer t.waits.Unlock()
+	delete(t.waits.again, b.Key)
+}
+
+// endWrite notes that a block was written, or why it could not be, and that it waits no longer;
+// again = it was offered meanwhile, and is to be written once more.
+func (s *Stack) endWrite(t *tier, b kvcache.Found, why string) (again bool) {
+	t.waits.Lock()
+	defer t.waits.Unlock()
+	if t.waits.again[b.Key] {
+		delete(t.waits.again, b.Key)
+		return true
+	}
+	if why != "" && why != "gone" {
+		t.givenUp.Add(1)
+	}
+	if why != "" {
+		s.metrics.dropped.WithLabelValues(t.Name, why).Inc()
+	}
+	t.countLocked(b, -1)
+	return false
 }
 
 // writeOne writes one block, and says why it could not.

@@ -146,3 +146,51 @@ func TestOffer(t *testing.T) {
 		}
 	})
 }
+
+// losing is a store that loses the first block that is put.
+type losing struct {
+	*memStore
+	puts int
+}
+
+// Put implements kvcache.Store.
+func (l *losing) Put(ctx context.Context, f *kvcache.Frame) error {
+	l.mu.Lock()
+	l.puts++
+	lost := l.puts == 1
+	l.mu.Unlock()
+	if lost {
+		return l.enter()
+	}
+	return l.memStore.Put(ctx, f)
+}
+
+// TestOfferMeanwhile: a block that is offered while it is being written, since what was written may
+// be lost already, is written once more, and counted until then; one that waits is not.
+func TestOfferMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := &losing{memStore: newMem()}
+		far.delay = time.Second
+		s, err := New(Config{Near: newMem(), Far: []Tier{{Name: "far", Store: far}}, Abreast: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		frames, _ := chainOf(t, 1, 2)
+		var list []kvcache.Found
+		for _, f := range frames {
+			fill(t, s, f)
+			list = append(list, kvcache.Found{Ref: f.Ref, First: f.First, Tokens: len(f.IDs), Size: f.Total})
+		}
+		<-time.After(500 * time.Millisecond)
+		s.Offer(list)
+		<-time.After(time.Second)
+		if b := s.BehindIn("far"); b.Blocks != 2 || b.Tokens != 2*size {
+			t.Errorf("when the first is lost %+v wait", b)
+		}
+		<-time.After(2 * time.Second)
+		if b := s.BehindIn("far"); far.count() != 2 || far.puts != 3 || b != (Backlog{}) {
+			t.Errorf("%d of 2 blocks with %d writes of 3, and %+v wait", far.count(), far.puts, b)
+		}
+	})
+}

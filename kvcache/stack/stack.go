@@ -119,9 +119,11 @@ func New(cfg Config) (*Stack, error) {
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, t := range cfg.Far {
-		s.tiers = append(s.tiers, &tier{
+		own := &tier{
 			Tier: t, queue: make(chan kvcache.Found, cfg.Queue), slots: make(chan struct{}, cfg.Abreast), room: semaphore.NewWeighted(cfg.FetchBytes),
-		})
+		}
+		own.waits.times, own.waits.again = map[kvcache.Key]int{}, map[kvcache.Key]bool{}
+		s.tiers = append(s.tiers, own)
 	}
 	s.metrics = newMetrics(cfg.Registry, s.tiers)
 	for _, t := range s.tiers {

@@ -19,10 +19,12 @@ type tier struct {
 	room  *semaphore.Weighted
 	// behind is what waits in the queue or is being written.
 	behind struct{ blocks, bytes, tokens atomic.Int64 }
-	// waits has how often each of these blocks waits, so that none is offered that does.
+	// waits has how often each of these blocks waits, so that none is offered that does, and which
+	// of them were offered all the same: what is being written then may be where nobody has it.
 	waits struct {
 		sync.Mutex
 		times map[kvcache.Key]int
+		again map[kvcache.Key]bool
 	}
 	// givenUp counts blocks that were not written although they were there.
 	givenUp atomic.Int64
