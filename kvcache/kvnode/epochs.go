@@ -59,7 +59,8 @@ const mostEpochs = 1024
 type Epochs struct {
 	cfg     EpochConfig
 	metrics *epochMetrics
-	kick    chan struct{} // there is something to reclaim, or to copy
+	kick    chan struct{} // there may be something to reclaim
+	news    chan struct{} // there is something to copy
 	copies  chan copied   // what the copy has, when that is known
 
 	mu      sync.Mutex
@@ -98,7 +99,7 @@ func OpenEpochs(cfg EpochConfig) (*Epochs, error) {
 		return nil, errors.New("epochs of models: no file")
 	}
 	e := &Epochs{
-		cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), copies: make(chan copied, 1),
+		cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), news: make(chan struct{}, 1), copies: make(chan copied, 1),
 		records: map[kvcache.EpochKey]kvcache.Epoch{}, standing: map[kvcache.Fingerprint]standing{},
 		used: map[kvcache.EpochKey]time.Time{}, left: map[kvcache.Fingerprint]int64{},
 	}
@@ -265,9 +266,11 @@ func (e *Epochs) Set(model, weights string) (kvcache.Epoch, error) {
 
 // wake has the background look.
 func (e *Epochs) wake() {
-	select {
-	case e.kick <- struct{}{}:
-	default:
+	for _, c := range []chan struct{}{e.kick, e.news} {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -264,6 +265,54 @@ func TestEpochsOnDisk(t *testing.T) {
 	if err := full.announce(one.Fingerprint, first, now); err == nil {
 		t.Error("what is not kept was acknowledged")
 	}
+}
+
+// hung is a tier whose drops have no answer.
+type hung struct{ *nvmetier.Store }
+
+// Drop implements kvcache.Store.
+func (h hung) Drop(ctx context.Context, _ kvcache.Fingerprint) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// TestCopyBesideHungTier: what is new is in the copy at once, also while a tier hangs that is
+// to give back room.
+func TestCopyBesideHungTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, err := arena.Open(arena.Config{Dir: filepath.Join(t.TempDir(), "near"), Limit: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer near.Close()
+		below, err := stack.New(stack.Config{Near: near, Far: []stack.Tier{{Name: "s3", Store: hung{}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer below.Close()
+		dir := t.TempDir()
+		e := openEpochs(t, EpochConfig{File: filepath.Join(dir, "memory"), Copy: filepath.Join(dir, "disk")})
+		go e.run(t.Context(), near, below)
+		one, first := version("1")
+		two, second := version("2")
+		if err := errors.Join(e.announce(one.Fingerprint, first, time.Now()), e.announce(two.Fingerprint, second, time.Now())); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		begin := time.Now()
+		below.Owe(stack.Owed{Tier: "s3", Fingerprint: two.Fingerprint})
+		_, err = e.Set("other", first.Weights)
+		if err := errors.Join(err, e.keepOwed(below)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if file, err := readEpochs(e.cfg.Copy); err != nil || len(file.Epochs) != 2 || len(file.Owed) != 1 || time.Since(begin) != 0 {
+			t.Errorf("the copy has %+v, %v", file, err)
+		}
+		if n := e.state()[0].LeftVersions; n != 1 {
+			t.Errorf("%d versions are left, want 1: the test proves nothing", n)
+		}
+	})
 }
 
 // FuzzEpochs: no file of epochs breaks a node, or refuses what it names as today's.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,24 +26,40 @@ const (
 
 // run gives back the room of old versions until ctx ends: in memory what no stream needs, and
 // in the tiers below all of it when there is nothing left in memory. Where that fails it is
-// tried again, after a restart too.
+// tried again, after a restart too. Beside it what is not kept yet is, whichever tier hangs.
 func (e *Epochs) run(ctx context.Context, near *arena.Store, below *stack.Stack) {
+	var both sync.WaitGroup
+	both.Go(func() {
+		e.rounds(ctx, e.kick, "old versions of models are refused, and still take room", func() error { return e.reclaim(ctx, near, below) })
+	})
+	both.Go(func() {
+		e.rounds(ctx, e.news, "what is known of models is not kept everywhere yet", func() error { return e.catchUp(ctx) })
+	})
+	select {
+	case <-ctx.Done():
+	case c := <-e.copies:
+		e.merge(c)
+	}
+	both.Wait()
+}
+
+// rounds does something again and again until ctx ends, at once when it is kicked, and seldom
+// while it fails.
+func (e *Epochs) rounds(ctx context.Context, kick <-chan struct{}, failed string, do func() error) {
 	pause := e.cfg.Every
 	for ctx.Err() == nil {
-		err := errors.Join(e.reclaim(ctx, near, below), e.catchUp(ctx))
+		err := do()
 		if err == nil {
 			pause = e.cfg.Every
 		} else if ctx.Err() == nil {
 			pause = min(2*pause, mostReclaimPause)
-			e.cfg.Log.Warn("old versions of models are refused, and still take room", "err", err, "again_in", pause)
+			e.cfg.Log.Warn(failed, "err", err, "again_in", pause)
 		}
 		wait := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-e.kick:
+		case <-kick:
 		case <-wait.C:
-		case c := <-e.copies:
-			e.merge(c)
 		}
 		wait.Stop()
 	}
