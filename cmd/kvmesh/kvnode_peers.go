@@ -65,7 +65,8 @@ func (o *peerOptions) open(ctx context.Context, e *env, near *arena.Store, regis
 	}
 	p.store, err = peers.New(peers.Config{
 		Self: o.self, Near: near, Copies: o.replicas, Interval: o.interval, Bandwidth: o.bytes, Book: o.book, Own: p, Registry: registry, Log: e.log,
-		Lost: func() { p.offer() },
+		Lost:  func() { p.offer() },
+		Waits: func(key kvcache.Key) bool { return p.below != nil && p.below.Waits(peerTier, key) },
 		Open: func(m placement.Member) (peers.Peer, error) {
 			c := client
 			c.Addr, c.Name = m.Addr, "peer "+m.ID

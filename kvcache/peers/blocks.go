@@ -65,7 +65,7 @@ func (s *Store) putTo(ctx context.Context, m *member, f *kvcache.Frame) error {
 		}
 		return fmt.Errorf("put block to KV peer %s: %w", m.ID, err)
 	}
-	if !s.heard(m, memories, f.Key, len(f.IDs)) {
+	if !s.heard(m, memories, f.Ref, len(f.IDs)) {
 		return fmt.Errorf("put block to KV peer %s: %w", m.ID, errLost)
 	}
 	s.metrics.blocks.Inc()
@@ -203,7 +203,7 @@ func (s *Store) readOne(ctx context.Context, m *member, ref kvcache.Ref, how rea
 		}
 		return nil, fmt.Errorf("KV peer %s: %w", m.ID, err)
 	}
-	s.heard(m, memories, ref.Key, len(l.IDs))
+	s.heard(m, memories, ref, len(l.IDs))
 	return l, nil
 }
 

@@ -104,9 +104,21 @@ func (s *Store) readers(hold []string, keys ...kvcache.Key) (list []*member) {
 	return list
 }
 
+// holding is a block's space, and the ids of the members that have the block.
+type holding struct {
+	space kvcache.Space
+	ids   []string
+}
+
+// without is what there is when a member is not among them.
+func (h holding) without(id string) holding {
+	h.ids = slices.DeleteFunc(slices.Clone(h.ids), func(has string) bool { return has == id })
+	return h
+}
+
 // heard notes that a member has a block, as it said after its memory had been another one so often,
 // and says whether that counts: not where it has left, is away or has lost its memory since.
-func (s *Store) heard(m *member, memories int, key kvcache.Key, tokens int) bool {
+func (s *Store) heard(m *member, memories int, ref kvcache.Ref, tokens int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.size = tokens
@@ -116,8 +128,8 @@ func (s *Store) heard(m *member, memories int, key kvcache.Key, tokens int) bool
 	if len(s.holders) >= mostKnown {
 		clear(s.holders)
 	}
-	if ids := s.holders[key]; !slices.Contains(ids, m.ID) {
-		s.holders[key] = append(ids, m.ID)
+	if ids := s.holders[ref.Key].ids; !slices.Contains(ids, m.ID) {
+		s.holders[ref.Key] = holding{ref.Space, append(ids, m.ID)}
 	}
 	return m.present()
 }
@@ -126,8 +138,11 @@ func (s *Store) heard(m *member, memories int, key kvcache.Key, tokens int) bool
 func (s *Store) unheard(key kvcache.Key, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := slices.DeleteFunc(slices.Clone(s.holders[key]), func(h string) bool { return h == id })
-	if s.holders[key] = ids; len(ids) == 0 {
+	s.unheardLocked(key, id)
+}
+
+func (s *Store) unheardLocked(key kvcache.Key, id string) {
+	if s.holders[key] = s.holders[key].without(id); len(s.holders[key].ids) == 0 {
 		delete(s.holders, key)
 	}
 }
@@ -143,7 +158,7 @@ func (s *Store) has(key kvcache.Key) bool {
 func (s *Store) holdersOf(key kvcache.Key) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.holders[key]
+	return s.holders[key].ids
 }
 
 // called notes how a call of a member went that began at a time, and returns its error. What

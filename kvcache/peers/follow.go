@@ -54,10 +54,12 @@ type followed struct {
 	final bool
 	// grew is when it grew last, and tried when it was last tried to copy it.
 	grew, tried time.Time
-	// The block behind which the tail was begun, and how many of its tokens the copy of the
-	// tail before has.
-	block kvcache.Key
-	kept  int
+	// The block behind which the tail was begun, how many of its tokens the copy of the tail
+	// before has, and the id of the member with that: nothing is kept any more when the block is
+	// somewhere, or that copy nowhere.
+	block  kvcache.Key
+	kept   int
+	keptOn string
 	// host is the id of the member that has the copy, and anew says that this counts no more:
 	// the copy is to be begun anew.
 	host string
@@ -122,7 +124,7 @@ func (f *follower) beganLocked(t *followed, spec kvcache.TailSpec) {
 	case spec.Attempt > t.spec.Attempt:
 		t.final, t.kept = false, 0
 	case t.kept == 0 || f.s.has(t.block):
-		t.block, t.kept = spec.Parent, max(t.sent-t.spec.First, 0)
+		t.block, t.kept, t.keptOn = spec.Parent, max(t.sent-t.spec.First, 0), t.host
 	}
 	t.spec, t.sent = spec, spec.First
 }
@@ -200,7 +202,10 @@ func (s *Store) Behind() (tokens int64) {
 			continue
 		}
 		tokens += int64(max(t.next-t.sent, 0))
-		if t.kept > 0 && !s.has(t.block) {
+		if t.kept > 0 && s.has(t.block) {
+			t.kept = 0
+		}
+		if t.kept > 0 && s.cfg.Waits(t.block) {
 			// The block counts as a whole where blocks are counted that wait.
 			tokens -= int64(t.kept)
 		}
@@ -284,8 +289,11 @@ func (f *follower) lostOn(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.tails {
+		if t.keptOn == id {
+			t.kept = 0
+		}
 		if t.host == id {
-			t.sent, t.kept, t.anew = t.spec.First, 0, true
+			t.sent, t.anew = t.spec.First, true
 		}
 	}
 }
@@ -301,6 +309,15 @@ func (f *follower) beginsAnew(t *followed) (anew bool) {
 // lost notes that the copy of a tail is on a host that does not answer.
 func (f *follower) lost(t *followed, spec kvcache.TailSpec) {
 	f.note(t, spec, spec.First)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.keptOn == t.on.ID {
+		t.kept = 0
+	}
+}
+
+// keepsNothing notes that the copy of the tail before is there no longer.
+func (f *follower) keepsNothing(t *followed) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t.kept = 0
@@ -324,6 +341,7 @@ func (f *follower) ready(ctx context.Context, t *followed, spec kvcache.TailSpec
 		err := t.writer.Rotate(spec.Parent, spec.First)
 		if s.called(ctx, t.on, begin, err) == nil {
 			t.at = spec
+			f.keepsNothing(t)
 			return true, nil
 		}
 		t.leave()

@@ -234,3 +234,88 @@ func TestTailOvertaken(t *testing.T) {
 		}
 	})
 }
+
+// TestTailKept: what the copy of a tail had of a block is subtracted only while that copy is there,
+// and the block counts elsewhere: not when the copy has been rotated behind the block and the block's
+// host dies, nor when another model is dropped, nor when the block waits no longer.
+func TestTailKept(t *testing.T) {
+	for name, harm := range map[string]func(*testing.T, *site, *peers.Store, string){
+		"host dies": func(_ *testing.T, s *site, _ *peers.Store, holder string) {
+			s.hosts[holder].set(func(h *host) { h.err = errors.New("connection refused") })
+		},
+		"drop": func(t *testing.T, _ *site, p *peers.Store, _ string) {
+			if err := p.Drop(t.Context(), kvcache.NewSpace("another", nil).Fingerprint); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, 5, 5)
+				defer s.close()
+				p := s.store("a", nil)
+				defer p.Close()
+				st := open(t, s, p, 1, kvcache.NewSpace("m", []byte("t")).Root, 0)
+				st.grow(16)
+				time.Sleep(time.Second)
+				frames, holder := s.apart(p, st)
+				st.rotate(frames[1].Key, 16)
+				st.grow(4)
+				time.Sleep(time.Second)
+				if n, missing := p.Behind(), len(p.Missing(foundOf(frames))); n != 0 || missing != 0 {
+					t.Fatalf("%d tokens are behind, and %d blocks are on no other host", n, missing)
+				}
+				harm(t, s, p, holder)
+				time.Sleep(15 * time.Second)
+				if missing := len(p.Missing(foundOf(frames))) == 2; missing != (name == "host dies") {
+					t.Errorf("the blocks are on no other host: %v", missing)
+				}
+				st.grow(10)
+				if n := p.Behind(); n != 10 {
+					t.Errorf("%d tokens are behind, want 10", n)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		waits := true
+		p := s.store("a", func(c *peers.Config) { c.Waits = func(kvcache.Key) bool { return waits } })
+		defer p.Close()
+		frames, _ := chain(t, 1, 2)
+		st := open(t, s, p, 1, frames[0].Parent, 0)
+		st.grow(16)
+		time.Sleep(time.Second)
+		st.rotate(frames[1].Key, 16)
+		st.grow(1)
+		if n := p.Behind(); n != 1-16 {
+			t.Errorf("%d tokens are behind; 1 is, and 16 of a block that waits are not", n)
+		}
+		if waits = false; p.Behind() != 1 {
+			t.Errorf("%d tokens are behind, and the block was given up", p.Behind())
+		}
+	})
+}
+
+// apart puts a chain of two blocks on another host than the one with the copy of a stream's tail, and
+// names that.
+func (s *site) apart(p *peers.Store, st *stream) (frames []*kvcache.Frame, holder string) {
+	s.Helper()
+	copied := func(id string) bool {
+		tails, err := s.hosts[id].Store.ReadTail(s.Context(), st.spec.Space, st.spec.Stream, 0)
+		if err != nil {
+			s.Fatal(err)
+		}
+		return len(tails) > 0
+	}
+	for seed := int32(1); ; seed++ {
+		frames, _ = chain(s, seed, 2)
+		put(s, p, frames)
+		for _, id := range []string{"b", "c", "d", "e"} {
+			if s.blocksOn(id, frames) == 2 && !copied(id) {
+				return frames, id
+			}
+		}
+	}
+}

@@ -18,7 +18,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	if s.isClosed() {
 		return kvcache.ErrClosed
 	}
-	s.forgetHolders()
+	s.forgetHolders(func(space kvcache.Space) bool { return space.Fingerprint == f })
 	s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Fingerprint == f })
 	return s.owing(debt{Fingerprint: f.String()}, s.all(func(m *member) error { return m.peer.Drop(ctx, f) }))
 }
@@ -33,7 +33,7 @@ func (s *Store) EraseTenant(ctx context.Context, e kvcache.Erasure) (blocks int,
 	if s.isClosed() {
 		return 0, kvcache.ErrClosed
 	}
-	s.forgetHolders()
+	s.forgetHolders(e.Has)
 	s.tails.drop(func(spec kvcache.TailSpec) bool { return e.Has(spec.Space) })
 	failed := map[string]error{}
 	for range 2 {
@@ -70,11 +70,17 @@ func eraseOn(ctx context.Context, m *member, e kvcache.Erasure) (int, error) {
 	return p.EraseTenant(ctx, e)
 }
 
-// forgetHolders forgets who has what.
-func (s *Store) forgetHolders() {
+// forgetHolders forgets who has what of some spaces.
+func (s *Store) forgetHolders(which func(kvcache.Space) bool) {
+	known := map[kvcache.Space]bool{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	clear(s.holders)
+	maps.DeleteFunc(s.holders, func(_ kvcache.Key, h holding) bool {
+		if _, asked := known[h.space]; !asked {
+			known[h.space] = which(h.space)
+		}
+		return known[h.space]
+	})
 }
 
 // Label implements kvcache.Labeled, on the members that can.

@@ -78,10 +78,10 @@ func (s *Store) ask(ctx context.Context, q kvcache.Query, at int, ends map[strin
 			}
 			heard = true
 			for _, b := range a.m.Blocks {
-				s.heard(a.from, a.memories, b.Key, b.Tokens)
+				s.heard(a.from, a.memories, b.Ref, b.Tokens)
 			}
 			if a.m.Common > 0 {
-				s.heard(a.from, a.memories, a.m.Partial.Key, a.m.Partial.Tokens)
+				s.heard(a.from, a.memories, a.m.Partial.Ref, a.m.Partial.Tokens)
 			}
 			ends[a.from.ID] = at + a.m.Tokens()
 			if n, has := a.m.Tokens(), best.Tokens(); n > has || n == has && a.m.Common > best.Common {

@@ -44,6 +44,9 @@ type Config struct {
 	// longer than a moment or have lost their memory, and when somebody is back: what Missing
 	// says is worth offering again.
 	Lost func()
+	// Waits says whether a block waits to be put here, and counts as a whole where such blocks are
+	// counted; default: each one does that is on no other host.
+	Waits func(kvcache.Key) bool
 	// Keep is how long a member that has gone, and what placement said with it, count for
 	// reads; default 1 min.
 	Keep time.Duration
@@ -62,6 +65,9 @@ func (c Config) withDefaults() Config {
 	c.Copies = cmp.Or(c.Copies, 2)
 	c.Interval = cmp.Or(c.Interval, 16)
 	c.Keep = cmp.Or(c.Keep, time.Minute)
+	if c.Waits == nil {
+		c.Waits = func(kvcache.Key) bool { return true }
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -102,9 +108,9 @@ type Store struct {
 	past []past
 	// runs says where blocks are placed that were put; forgotten, a chain begins a new run.
 	runs map[kvcache.Key]run
-	// holders are the ids of the members that have a block, as far as was heard. It may be
-	// wrong either way: a member forgets without a word.
-	holders map[kvcache.Key][]string
+	// holders say who has a block, as far as was heard. It may be wrong either way: a member
+	// forgets without a word.
+	holders map[kvcache.Key]holding
 	// ledger is what members are still to forget.
 	ledger ledger
 	// size is the tokens of the last block that was met; 0 is 64.
@@ -131,7 +137,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	cfg = cfg.withDefaults()
 	s := &Store{
-		cfg: cfg, members: map[string]*member{}, runs: map[kvcache.Key]run{}, holders: map[kvcache.Key][]string{},
+		cfg: cfg, members: map[string]*member{}, runs: map[kvcache.Key]run{}, holders: map[kvcache.Key]holding{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if cfg.Bandwidth > 0 {

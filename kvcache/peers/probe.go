@@ -119,14 +119,9 @@ func (s *Store) probed(m *member, memory string, err error, now time.Time) news 
 
 // purgeLocked forgets what a member had.
 func (s *Store) purgeLocked(id string) {
-	for key, ids := range s.holders {
-		if !slices.Contains(ids, id) {
-			continue
-		}
-		if ids = slices.DeleteFunc(slices.Clone(ids), func(h string) bool { return h == id }); len(ids) == 0 {
-			delete(s.holders, key)
-		} else {
-			s.holders[key] = ids
+	for key, h := range s.holders {
+		if slices.Contains(h.ids, id) {
+			s.unheardLocked(key, id)
 		}
 	}
 }
@@ -161,7 +156,7 @@ func (s *Store) memories(m *member) int {
 
 // presentLocked is how many members have a block, as far as is known, that are there.
 func (s *Store) presentLocked(key kvcache.Key) (n int) {
-	for _, id := range s.holders[key] {
+	for _, id := range s.holders[key].ids {
 		if m := s.members[id]; m != nil && m.present() {
 			n++
 		}

@@ -185,11 +185,11 @@ func TestOfferMeanwhile(t *testing.T) {
 		<-time.After(500 * time.Millisecond)
 		s.Offer(list)
 		<-time.After(time.Second)
-		if b := s.BehindIn("far"); b.Blocks != 2 || b.Tokens != 2*size {
+		if b := s.BehindIn("far"); b.Blocks != 2 || b.Tokens != 2*size || !s.Waits("far", frames[0].Key) {
 			t.Errorf("when the first is lost %+v wait", b)
 		}
 		<-time.After(2 * time.Second)
-		if b := s.BehindIn("far"); far.count() != 2 || far.puts != 3 || b != (Backlog{}) {
+		if b := s.BehindIn("far"); far.count() != 2 || far.puts != 3 || b != (Backlog{}) || s.Waits("far", frames[0].Key) {
 			t.Errorf("%d of 2 blocks with %d writes of 3, and %+v wait", far.count(), far.puts, b)
 		}
 	})

@@ -202,6 +202,18 @@ func (s *Stack) BehindIn(tier string) (b Backlog) {
 	return b
 }
 
+// Waits says whether a block waits to be written to a tier, or is being written.
+func (s *Stack) Waits(tier string, key kvcache.Key) bool {
+	for _, t := range s.tiers {
+		if t.Name == tier {
+			t.waits.Lock()
+			defer t.waits.Unlock()
+			return t.waits.times[key] > 0
+		}
+	}
+	return false
+}
+
 // Stats implements kvcache.Counted: those of the near store. The far ones have their own.
 func (s *Stack) Stats() kvcache.Stats {
 	if c, ok := s.near.(kvcache.Counted); ok {
