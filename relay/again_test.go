@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvmesh/kvmesh/internal/fleet/fleetpb"
+	"github.com/kvmesh/kvmesh/internal/names"
 )
 
 // Who has said no himself is asked again only where he is the only one, and when he wants it. In a
@@ -60,6 +61,79 @@ func TestAskedAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Of two servers, one has said no and the other broke off: the other is asked again. In a bubble.
+func TestAgainNotWhoRefused(t *testing.T) {
+	for range 10 { // whichever of them the choice names first
+		cuts := 0
+		inMesh(t, nil, func(_ int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get(names.ExpectWorker) == "w1" {
+				sendJSON(w, http.StatusServiceUnavailable, `{"error":{"message":"full"}}`)
+				return
+			}
+			if cuts++; cuts == 1 {
+				cut()
+			}
+			sendJSON(w, http.StatusOK, complete)
+		}, func(t *testing.T, m *mesh) {
+			m.picker.Update(plainFleet(2))
+			if got := m.ask(askWhole); got.status != http.StatusOK || len(m.attempts()) != 3 {
+				t.Errorf("attempts %v, status %d", m.attempts(), got.status)
+			}
+		})
+	}
+}
+
+// Who waits for a Retry-After takes nothing of the retry budget. In a bubble.
+func TestRetryAfterTakesNoShare(t *testing.T) {
+	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get(names.ExpectWorker) {
+		case "w9": // the only one of its pool
+			w.Header().Set("Retry-After", "9")
+			sendJSON(w, http.StatusServiceUnavailable, `{"error":{"message":"full"}}`)
+		case "w1":
+			cut()
+		default:
+			sendJSON(w, http.StatusOK, complete)
+		}
+	}
+	inMesh(t, func(c *Config) { c.MinRetries, c.RetryShare = 4, 0.01 }, serve, func(t *testing.T, m *mesh) {
+		m.picker.Update(append(plainFleet(3), &fleetpb.Worker{Id: "w9", Address: "10.0.0.9:80", Pool: "q", Incarnation: 1, Status: 1, Weight: 10}))
+		ends := make(chan reply, 4)
+		for range cap(ends) {
+			go func() {
+				ends <- m.ask(askWhole, names.Pool, "q", names.Destination, "10.0.0.9:80", names.ModelRoute, "long")
+			}()
+		}
+		time.Sleep(time.Second)
+		if got := m.ask(askWhole); got.status != http.StatusOK || got.took > time.Second {
+			t.Errorf("a request whose worker died waited %v, status %d", got.took, got.status)
+		}
+		for range cap(ends) {
+			if got := <-ends; got.took < 9*time.Second {
+				t.Errorf("asked again before the time: over after %v", got.took)
+			}
+		}
+	})
+}
+
+// Envoy's own 404, of a pool that it does not know yet, is no worker's word. In a bubble.
+func TestPoolNotKnownYet(t *testing.T) {
+	inMesh(t, nil, func(n int, w http.ResponseWriter, _ *http.Request) {
+		if n == 1 {
+			w.Header().Del(names.Upstream)
+			w.Header().Del(names.Worker)
+			w.Header().Set(names.Fault, "-")
+			http.Error(w, "no such pool", http.StatusNotFound)
+			return
+		}
+		sendJSON(w, http.StatusOK, complete)
+	}, func(t *testing.T, m *mesh) {
+		if got := m.ask(askWhole); got.status != http.StatusOK || len(m.attempts()) != 2 {
+			t.Errorf("status %d, attempts %v", got.status, m.attempts())
+		}
+	})
 }
 
 // plainFleet is n workers that are not ours.

@@ -249,9 +249,9 @@ func (a *attempt) account(o *outcome) {
 		o.retry, o.result, o.blame = false, resultLost, nothing
 		switch cause := context.Cause(a.ctx); {
 		case errors.Is(cause, errSilent):
-			o.result, o.blame = resultStalled, failed
+			o.result, o.blame, o.retry = resultStalled, failed, true
 		case errors.Is(cause, errSlow):
-			o.result = resultStalled
+			o.result, o.retry = resultStalled, true
 		case errors.Is(cause, errQueued):
 			o.result = resultQueued
 		case errors.Is(cause, errEnded):
@@ -305,6 +305,8 @@ func (a *attempt) answer(resp *http.Response) outcome {
 		return outcome{result: resultWrong, retry: true, err: left()}
 	case a.engine && resp.StatusCode < 500 && at != "" && at != "-" && resp.Header.Get(names.Worker) != a.w.id:
 		return outcome{result: resultWrong, retry: true, blame: absent, err: left()}
+	case resp.StatusCode == http.StatusNotFound && resp.Header.Get(names.Fault) != "": // it does not know the pool yet
+		return outcome{result: resultEgress, retry: true, err: left()}
 	case crowded(resp.Header):
 		e := broke()
 		e.Message = fmt.Sprintf("The header of the worker's answer is too large: at most %d bytes in %d fields are passed on.", mostAnswerHeader, mostAnswerFields)
@@ -312,7 +314,7 @@ func (a *attempt) answer(resp *http.Response) outcome {
 	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests:
 		return a.serverError(resp)
 	}
-	if a.cause == causeRetry { // it is not refused
+	if a.cause == causeRetry && !a.after { // it is not refused; who refused before may yet do so in the stream
 		a.free()
 	}
 	switch {

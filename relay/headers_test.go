@@ -16,11 +16,23 @@ func TestRetryAfter(t *testing.T) {
 		in, out string
 		wait    time.Duration
 	}{
-		{"0", "0", 0}, {"7", "7", 7 * time.Second}, {"007", "007", 7 * time.Second},
-		{"3599", "3599", 3599 * time.Second}, {"3601", "3600", time.Hour}, {"99999999999999999999", "3600", time.Hour},
-		{"-1", "", 0}, {"+1", "", 0}, {"5.5", "", 0}, {"", "", 0}, {"soon", "", 0}, {"1e3", "", 0}, {"5, 6", "", 0}, {"٣", "", 0},
+		{"0", "0", 0},
+		{"7", "7", 7 * time.Second},
+		{"007", "007", 7 * time.Second},
+		{"3599", "3599", 3599 * time.Second},
+		{"3601", "3600", time.Hour},
+		{"99999999999999999999", "3600", time.Hour},
+		{"-1", "", 0},
+		{"+1", "", 0},
+		{"5.5", "", 0},
+		{"", "", 0},
+		{"soon", "", 0},
+		{"1e3", "", 0},
+		{"5, 6", "", 0},
+		{"٣", "", 0},
 		{date(90 * time.Second), date(90 * time.Second), 90 * time.Second},
-		{date(-time.Minute), date(-time.Minute), 0}, {date(48 * time.Hour), "3600", time.Hour},
+		{date(-time.Minute), date(-time.Minute), 0},
+		{date(48 * time.Hour), "3600", time.Hour},
 	} {
 		h := http.Header{"Retry-After": {tt.in}}
 		if got := retryAfter(h, now); got != tt.wait {
@@ -46,8 +58,13 @@ func TestRetryAfterOfServers(t *testing.T) {
 		status     int
 		kind, want string // want is for "-1"
 	}{
-		{200, "application/json", ""}, {400, "application/json", ""}, {400, "text/html", ""},
-		{429, "application/json", ""}, {503, "application/json", ""}, {500, "application/json", ""}, {429, "text/plain", "1"},
+		{200, "application/json", ""},
+		{400, "application/json", ""},
+		{400, "text/html", ""},
+		{429, "application/json", ""},
+		{503, "application/json", ""},
+		{500, "application/json", ""},
+		{429, "text/plain", "1"},
 	} {
 		for after, want := range map[string]string{"-1": tt.want, "99999999999999999999": "3600"} {
 			serve := func(_ int, w http.ResponseWriter, _ *http.Request) {

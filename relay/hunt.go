@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ type worker struct {
 	incarnation uint64
 	room        bool      // it was chosen for a free sequence
 	until       time.Time // it has asked not to be asked again before
+	refused     bool      // it has said no itself
 }
 
 // hunt is how a job looks for a worker. It belongs to the goroutine that runs the job.
@@ -197,6 +199,7 @@ func (j *job) ended(e ended) (over bool) {
 	default:
 		h.last = e.outcome
 		w := e.a.w
+		w.refused = e.result == resultStatus
 		if e.wait > 0 {
 			w.until = time.Now().Add(e.wait)
 		}
@@ -209,9 +212,7 @@ func (j *job) ended(e ended) (over bool) {
 	if j.ctx.Err() != nil {
 		return true
 	}
-	if w := h.to; e.result == resultQueued && !j.begun() {
-		h.to = worker{}
-		j.attempt(w, e.a.cause, nil)
+	if e.result == resultQueued && !j.begun() && j.jumped(e.a) {
 		return false
 	}
 	if len(j.running) > 0 {
@@ -219,10 +220,28 @@ func (j *job) ended(e ended) (over bool) {
 		if h.to.id != "" && e.a.later {
 			j.leave(leaving{cause: e.a.cause, worker: j.running[0].w.id})
 		}
-		h.to = worker{}
+		if j.begun() || !errors.Is(context.Cause(j.running[0].ctx), errQueued) { // else it is that one's
+			h.to = worker{}
+		}
 		return false
 	}
 	return !j.goOn(e.a)
+}
+
+// jumped makes the attempt for which a has left a queue, if there is one. Where it is one of two,
+// or follows a refusal, it needs a share of the retry budget again.
+func (j *job) jumped(a *attempt) bool {
+	w, needs := j.hunt.to, a.after || len(j.running) > 0
+	j.hunt.to = worker{}
+	if w.id == "" || needs && !j.r.retries.try() {
+		return false
+	}
+	j.attempt(w, a.cause, func(b *attempt) {
+		if b.after = a.after; needs {
+			b.free = once(j.r.retries.leave)
+		}
+	})
+	return true
 }
 
 // attempt makes an attempt before the first token; change prepares it, nil does not. It makes
@@ -285,7 +304,12 @@ func (j *job) find(here bool) bool {
 func (j *job) again() bool {
 	h := &j.hunt
 	list := j.r.workers(j.r.cfg.Picker.Pick(time.Now(), j.wants(nil))) // a choice would count at who is not asked after all
-	if len(list) == 0 || h.more >= retries(j.route) || h.last.result == resultStatus && len(list) > 1 {
+	if len(list) > 1 {
+		list = slices.DeleteFunc(list, func(w worker) bool {
+			return slices.ContainsFunc(h.failed, func(f worker) bool { return f.id == w.id && f.refused })
+		})
+	}
+	if len(list) == 0 || h.more >= retries(j.route) {
 		return false
 	}
 	now := time.Now()
@@ -297,6 +321,10 @@ func (j *job) again() bool {
 	}
 	if pause > 0 && now.Sub(j.start)+pause > j.route.Stream.Wait.D() {
 		return false
+	}
+	if pause > 0 && !h.share { // the share is for the attempt, not for the pause before it
+		j.await(true, pause)
+		return true
 	}
 	return j.retry(list[0], true, pause)
 }
@@ -320,7 +348,7 @@ func (j *job) retry(w worker, here bool, pause time.Duration) bool {
 			j.r.metrics.denied.Inc()
 			return false
 		}
-		j.await(here)
+		j.await(here, 0)
 		return true
 	}
 	if h.share = false; here {
@@ -333,13 +361,18 @@ func (j *job) retry(w worker, here bool, pause time.Duration) bool {
 	return true
 }
 
-// await waits for a share of the retry budget, as long as an answer waits for a worker.
-func (j *job) await(here bool) {
+// await waits for a share of the retry budget, as long as an answer waits for a worker; or for a
+// pause, after which it takes one if there is one.
+func (j *job) await(here bool, pause time.Duration) {
 	turn := make(chan bool, 1)
 	j.hunt.turn, j.hunt.here = turn, here
 	ctx, cancel := context.WithTimeout(j.ctx, j.route.Stream.Wait.D())
 	go func() {
 		defer cancel()
+		if pause > 0 {
+			turn <- sleep(j.ctx, pause) && j.r.retries.try()
+			return
+		}
 		turn <- j.r.retries.enter(ctx, j.route.Priority)
 	}()
 }

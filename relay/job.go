@@ -83,7 +83,10 @@ func (r *Relay) newJob(w http.ResponseWriter, in *http.Request, req *openai.Requ
 	j.pen <- struct{}{}
 	j.led.plain = req.Raw("tools") == nil && req.TopLogprobs < 0 && !req.Echo
 	j.led.echo = req.Echo && req.Endpoint == openai.Completions
-	if j.expect = prompts(req.Raw("prompt")) * req.N; j.expect > mostChoices {
+	if j.expect = req.N; req.Endpoint == openai.Completions {
+		j.expect *= prompts(req.Raw("prompt"))
+	}
+	if j.expect > mostChoices {
 		j.expect = 0
 	}
 	if j.session == "" {

@@ -121,7 +121,7 @@ func (l *live) behind(a *attempt) (n int) {
 	defer l.mu.Unlock()
 	for b := range l.byWorker[a.w.id] {
 		ahead := b.j.route.Priority - a.j.route.Priority
-		if !b.speaks.Load() && (ahead < 0 || ahead == 0 && b.made.After(a.made)) {
+		if !b.speaks.Load() && (ahead < 0 && b.tells() || ahead <= 0 && b.made.After(a.made)) {
 			n += max(b.j.expect, 1)
 		}
 	}

@@ -188,6 +188,9 @@ func (j *job) depart(why leaving) (stays string) {
 		return "it is about to move already"
 	}
 	a := j.running[0]
+	if a.ctx.Err() != nil {
+		return "it is about to move already"
+	}
 	if why.worker != "" && a.w.id != why.worker {
 		return "another worker gives it"
 	}
@@ -199,6 +202,8 @@ func (j *job) depart(why leaving) (stays string) {
 	case j.owner == nil:
 		j.hedge(a, why)
 		return ""
+	case j.finishes():
+		return "nothing but its end is missing"
 	case !j.movable(a):
 		return "it cannot go on elsewhere"
 	}

@@ -289,31 +289,41 @@ func TestRetryTurnsBeforeQueue(t *testing.T) {
 	})
 }
 
-// Who refuses late is not asked for more at once for that. In a bubble.
+// Who refuses late is not asked for more at once for that, be it by the status or in a stream that
+// has begun. In a bubble.
 func TestLateRefusals(t *testing.T) {
-	var further, most atomic.Int64
-	serve := func(_ int, w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get(names.Attempt) != "1" {
-			defer further.Add(-1)
-			if at := further.Add(1); at > most.Load() {
-				most.Store(at)
+	for _, ask := range []string{askWhole, askStream} {
+		var further, most atomic.Int64
+		serve := func(_ int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get(names.Attempt) != "1" {
+				defer further.Add(-1)
+				if at := further.Add(1); at > most.Load() {
+					most.Store(at)
+				}
 			}
+			if ask == askStream {
+				send(w, ": wait\n\n")
+			}
+			rest(r, 5*time.Second)
+			if ask == askStream {
+				send(w, "data: {\"error\":{\"message\":\"full\",\"code\":503}}\n\n")
+				return
+			}
+			sendJSON(w, http.StatusServiceUnavailable, `{"error":{"message":"full"}}`)
 		}
-		rest(r, 5*time.Second)
-		sendJSON(w, http.StatusServiceUnavailable, `{"error":{"message":"full"}}`)
+		change := func(c *Config) { c.MinRetries, c.RetryShare = 2, 0.01 }
+		inMesh(t, change, serve, func(t *testing.T, m *mesh) {
+			var wg sync.WaitGroup
+			for range 40 {
+				wg.Go(func() { m.ask(ask) })
+				time.Sleep(300 * time.Millisecond)
+			}
+			wg.Wait()
+			if most.Load() != 2 {
+				t.Errorf("%s: %d further attempts at once, want 2", ask, most.Load())
+			}
+		})
 	}
-	change := func(c *Config) { c.MinRetries, c.RetryShare = 2, 0.01 }
-	inMesh(t, change, serve, func(t *testing.T, m *mesh) {
-		var wg sync.WaitGroup
-		for range 40 {
-			wg.Go(func() { m.ask(askWhole) })
-			time.Sleep(300 * time.Millisecond)
-		}
-		wg.Wait()
-		if most.Load() != 2 {
-			t.Errorf("%d further attempts at once, want 2", most.Load())
-		}
-	})
 }
 
 // After the wait for its turn a request goes to who is the best by then, and that is the worker that was

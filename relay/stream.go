@@ -229,9 +229,13 @@ func (a *attempt) pass(ev openai.Event, v *chunkView, err error) (outcome, bool)
 	now = time.Now()
 	j.watch.wait(now)
 	a.since.Store(now.UnixNano())
-	if got.ends && !over && j.finishes() {
+	switch {
+	case over:
+	case got.ends && j.finishes():
 		a.ended.Store(true)
 		j.turn() // it looks at the clock
+	case a.ended.Load() && !j.finishes(): // it goes on with a choice more
+		a.ended.Store(false)
 	}
 	return o, over
 }

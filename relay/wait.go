@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
+	"github.com/kvmesh/kvmesh/extproc/picker"
 	"github.com/kvmesh/kvmesh/internal/names"
 )
 
@@ -88,7 +90,7 @@ func (j *job) jump(a *attempt, exclude []string, to string, waited time.Duration
 	if !ok {
 		return false
 	}
-	j.hunt.to = w
+	j.hunt.to, j.hunt.seen = w, false
 	j.r.cfg.Log.Debug("answer waited at a full worker and goes to a free one", "request", j.in.Header.Get(names.RequestID),
 		"cause", a.cause, "from", a.w.id, "to", w.id, "attempt", a.n, "waited", waited)
 	j.endWait(a)
@@ -106,7 +108,12 @@ const mostLooks = 10
 func (j *job) requeue(a *attempt, now time.Time) bool {
 	h := &j.hunt
 	age := now.Sub(a.made) - a.delay
-	if !a.tells() || age < lookLong<<min(h.queued, mostLooks) || h.more > 0 && h.more >= retries(j.route) {
+	here, _ := j.r.cfg.Picker.Info(a.w.id)
+	patience := lookLong
+	if here.Foreign > 0 { // those who wait may have come later, and it may be computing
+		patience = max(patience, a.pace.usual())
+	}
+	if !a.tells() || age < patience<<min(h.queued, mostLooks) || h.more > 0 && h.more >= retries(j.route) {
 		return false
 	}
 	req := j.resembling(a)
@@ -114,14 +121,15 @@ func (j *job) requeue(a *attempt, now time.Time) bool {
 	for _, b := range j.running {
 		req.Exclude = append(req.Exclude, b.w.id)
 	}
-	free := j.r.cfg.Picker.Pick(now, req).Candidates
+	free := slices.DeleteFunc(j.r.cfg.Picker.Pick(now, req).Candidates, func(c picker.Candidate) bool {
+		info, _ := j.r.cfg.Picker.Info(c.ID)
+		return info.MaxRunning == 0 // it may be full as well
+	})
 	if len(free) == 0 {
 		h.seen = false
 		return false
 	}
-	here, _ := j.r.cfg.Picker.Info(a.w.id)
-	there, _ := j.r.cfg.Picker.Info(free[0].ID)
-	if there.MaxRunning == 0 || int(here.Waiting)-int(here.Left) <= j.r.live.behind(a) {
+	if int(here.Waiting)-int(here.Left) <= j.r.live.behind(a) {
 		return false
 	}
 	if !h.seen && j.r.live.outranks(a) {

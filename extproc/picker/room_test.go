@@ -160,4 +160,7 @@ func TestLeft(t *testing.T) {
 	if n := left(); n != 1 {
 		t.Errorf("%d left, want 1", n)
 	}
+	if info, _ := p.Info("w1"); info.Foreign != 3 { // 5 run, and 2 of them were this gateway's
+		t.Errorf("%d are foreign, want 3", info.Foreign)
+	}
 }

@@ -50,6 +50,7 @@ type Info struct {
 	Incarnation                    uint64 // another one was started anew
 	Running, Waiting, MaxRunning   uint32 // requests as last reported; MaxRunning 0 = not known
 	Left                           int64  // requests that this gateway has fewer there since
+	Foreign                        int64  // of those reported, how many are not this gateway's
 }
 
 // Info returns what is known of a worker, false when the fleet has none of that id.
@@ -61,7 +62,8 @@ func (p *Picker) Info(id string) (Info, bool) {
 	return Info{
 		Status: w.status, KeepStreams: w.keepStreams, Engine: w.engine, RelayMark: w.relayMark, Fingerprint: w.fingerprint,
 		Incarnation: w.incarnation, Running: w.load.running, Waiting: w.load.waiting, MaxRunning: w.load.maxRunning,
-		Left: max(w.c.base.Load()-w.c.inflight.Load(), 0),
+		Left:    max(w.c.base.Load()-w.c.inflight.Load(), 0),
+		Foreign: max(int64(w.load.running)+int64(w.load.waiting)-w.c.base.Load(), 0),
 	}, true
 }
 
