@@ -204,10 +204,14 @@ func (r *Reader) bytes(l Loan) (b []byte, done func(), err error) {
 	return v.b[l.At : l.At+l.Size : l.At+l.Size], done, nil
 }
 
-// use returns the mapping of the arena that a loan is of.
+// use returns the mapping of the arena that a loan is of. A reader that is closed begins to
+// use none, since nobody would give that back.
 func (r *Reader) use(l Loan) (*view, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return nil, kvcache.ErrClosed
+	}
 	if r.view == nil || r.view.id != l.ID {
 		v, err := openView(l, r.prot)
 		if err != nil {

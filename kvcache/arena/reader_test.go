@@ -213,6 +213,37 @@ func TestReaderOutlivesOwner(t *testing.T) {
 	}
 }
 
+// TestReaderClosed: a reader that is closed maps the arena no more, to fill it or for a block
+// that it had asked for, and leaves nothing behind.
+func TestReaderClosed(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "store")
+	s := newStore(t, Config{Dir: dir})
+	space := kvcache.NewSpace("m", nil)
+	f := sealed(t, space, space.Root, 1, 50_000)
+	put(t, s, f)
+	r := newReader(t, dir)
+	slot, ticket, err := r.Ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, size, err := s.Lend(ctx, r.Name(), slot, ticket, f.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	l := Loan{Data: s.Data(), ID: s.ID(), Slot: slot, At: at, Size: size}
+	if _, err := r.Take(l, f.Ref, func(err error) { t.Error(err) }); !errors.Is(err, kvcache.ErrClosed) {
+		t.Errorf("a block: %v", err)
+	}
+	if err := r.Fill(ctx, l); !errors.Is(err, kvcache.ErrClosed) || r.view != nil || r.words != nil {
+		t.Errorf("filled: %v", err)
+	}
+	if err := s.Sweep(ctx, time.Now()); err != nil || len(s.peers) != 0 || s.index.entries[s.index.byKey[f.Key]].refs != 0 {
+		t.Errorf("the owner still knows it: %v", err)
+	}
+}
+
 // TestReaderDies: what a dead process was reading comes back.
 func TestReaderDies(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
