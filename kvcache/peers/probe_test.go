@@ -223,3 +223,36 @@ func TestAwayMeanwhile(t *testing.T) {
 		}
 	})
 }
+
+// TestMovesMeanwhile: a block that was sent to a host's old address does not count for who has its
+// name at the new one.
+func TestMovesMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		p := s.store("a", nil)
+		defer p.Close()
+		synctest.Wait()
+		old := s.hosts["b"]
+		defer old.Store.Close()
+		old.set(func(h *host) { h.late = time.Second })
+		frames, _ := chain(t, 1, 1)
+		done := make(chan error, 1)
+		go func() { done <- p.Put(t.Context(), frames[0]) }()
+		time.Sleep(500 * time.Millisecond)
+		s.list = s.list[:1]
+		s.add("b", "zone-1")
+		s.list[1].Addr = "10.0.0.2:1"
+		p.SetMembers(s.list)
+		if err := <-done; !errors.Is(err, remote.ErrAway) {
+			t.Errorf("a block that was put at the old address: %v", err)
+		}
+		if n := len(p.Missing(foundOf(frames))); n != 1 {
+			t.Errorf("%d of 1 blocks are on no other host", n)
+		}
+		put(t, p, frames)
+		if n := s.blocksOn("b", frames); n != 1 || len(p.Missing(foundOf(frames))) != 0 {
+			t.Errorf("%d of 1 blocks at the new address", n)
+		}
+	})
+}
