@@ -72,3 +72,17 @@ func TestJudge(t *testing.T) {
 		t.Error("the newest version counts as dead")
 	}
 }
+
+// TestIndexListed: what was listed stays as it was when the block goes: a look-up reads it without
+// the index's lock.
+func TestIndexListed(t *testing.T) {
+	x := newIndex(0)
+	space := kvcache.NewSpace("m", nil)
+	h := kvcache.Header{Ref: space.Child(space.Root, []int32{5, 6}), IDs: []int32{5, 6}, Total: 1}
+	x.insert(placed{space, blockOf(&h, 1)}, time.Time{})
+	list := x.list(space, space.Root, nil)
+	x.drop(space.Fingerprint)
+	if len(list) != 1 || len(list[0].Begin) != 2 || list[0].Begin[0] != 5 || list[0].Begin[1] != 6 {
+		t.Errorf("what was listed is %+v", list)
+	}
+}

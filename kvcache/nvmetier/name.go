@@ -3,6 +3,7 @@ package nvmetier
 import (
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,9 +31,9 @@ func blockOf(h *kvcache.Header, now int64) block {
 	return b
 }
 
-// entry is a block as look-ups know it.
+// entry is a block as look-ups know it, whatever the index does with its place meanwhile.
 func (b *block) entry() remote.Entry {
-	return remote.Entry{Key: b.key, First: b.first, Tokens: b.tokens, Begin: b.begin[:b.n:b.n]}
+	return remote.Entry{Key: b.key, First: b.first, Tokens: b.tokens, Begin: slices.Clone(b.begin[:b.n])}
 }
 
 // name writes the name; see the package comment.
