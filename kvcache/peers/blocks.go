@@ -19,7 +19,7 @@ func (s *Store) Put(ctx context.Context, f *kvcache.Frame) error {
 	if int64(len(f.Bytes())) != f.Total {
 		return kvcache.ErrClosed // it was lent and given back
 	}
-	list, passed := s.writers(s.place(f.Ref))
+	list, passed := s.writers(f.Space, s.place(f.Ref))
 	have, want := 0, s.cfg.Copies-1
 	var failed error
 	var asked []*member // and have answered
@@ -103,7 +103,7 @@ func (s *Store) read(ctx context.Context, ref kvcache.Ref, how reading) (*kvcach
 	if s.isClosed() {
 		return nil, kvcache.ErrClosed
 	}
-	list := s.readers(s.holdersOf(ref.Key), s.start(ref.Key), s.start(ref.Parent), ref.Key)
+	list := s.readers(ref.Space, s.holdersOf(ref.Key), s.start(ref.Key), s.start(ref.Parent), ref.Key)
 	if len(list) == 0 {
 		return nil, fmt.Errorf("block %s: %w", ref.Key, errNobody())
 	}

@@ -51,14 +51,15 @@ func (s *Store) place(ref kvcache.Ref) kvcache.Key {
 	return r.start
 }
 
-// writers are the members that may keep a copy, the best first, without those that are to be
-// passed over; pass says whether there are such.
-func (s *Store) writers(key kvcache.Key) (list []*member, passed bool) {
+// writers are the members that may keep a copy of what is of a space, the best first, without those
+// that are to be passed over, or have yet to forget the space; passed says whether there are such.
+func (s *Store) writers(space kvcache.Space, key kvcache.Key) (list []*member, passed bool) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	owing := s.owingLocked(space, now)
 	for _, m := range placement.Replicas(s.live, s.cfg.Self, key) {
-		if mm := s.members[m.ID]; mm != nil && !now.Before(mm.until) {
+		if mm := s.members[m.ID]; mm != nil && !now.Before(mm.until) && !slices.Contains(owing, mm) {
 			list = append(list, mm)
 		} else {
 			passed = true
@@ -67,15 +68,16 @@ func (s *Store) writers(key kvcache.Key) (list []*member, passed bool) {
 	return list, passed
 }
 
-// readers are the members to ask: those that hold, by their ids, then those that placement
-// names and named for the keys, then others.
-func (s *Store) readers(hold []string, keys ...kvcache.Key) (list []*member) {
+// readers are the members to ask for what is of a space: those that hold, by their ids, then those
+// that placement names and named for the keys, then others; but none that has yet to forget it.
+func (s *Store) readers(space kvcache.Space, hold []string, keys ...kvcache.Key) (list []*member) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	owing := s.owingLocked(space, now)
 	add := func(id string) {
 		m := s.members[id]
-		if m != nil && len(list) < mostAsked && !now.Before(m.until) && !slices.Contains(list, m) {
+		if m != nil && len(list) < mostAsked && !now.Before(m.until) && !slices.Contains(list, m) && !slices.Contains(owing, m) {
 			list = append(list, m)
 		}
 	}
@@ -170,6 +172,9 @@ func (s *Store) called(ctx context.Context, m *member, begin time.Time, err erro
 	switch {
 	case err == nil || answered(err):
 		back := !m.failing.IsZero() || m.answered.IsZero()
+		if m.answered.IsZero() {
+			s.urgeLocked(m.ID)
+		}
 		m.until, m.wrong, m.failing, m.answered = time.Time{}, "", time.Time{}, now
 		if back {
 			s.probeLocked(m) // with which memory?

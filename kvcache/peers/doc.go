@@ -30,7 +30,8 @@
 // # Forgetting
 //
 // Drop and EraseTenant go to all members, and name those that could not, also those that have
-// left. They owe it: it is noted in a file, and they are told as soon as they are there. Then
+// left. They owe it: it is noted in a file, and they are told as soon as they are there; until then
+// nothing of it is read from them, or put there. Then
 // everybody is told once more, this host too, for who comes back offers what it has to others
 // before anybody can tell it.
 //

@@ -27,6 +27,7 @@ type host struct {
 	gets   int
 	late   time.Duration // of every put, when it is through
 	puts   []kvcache.Ref
+	told   []int  // to forget something, when so many had been put
 	memory string // its name
 }
 

@@ -21,6 +21,7 @@ func (h *host) EraseTenant(ctx context.Context, e kvcache.Erasure) (int, error) 
 	if err := h.enter(ctx); err != nil {
 		return 0, err
 	}
+	h.set(func(h *host) { h.told = append(h.told, len(h.puts)) })
 	return h.Store.EraseTenant(ctx, e)
 }
 
@@ -29,6 +30,7 @@ func (h *host) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 	if err := h.enter(ctx); err != nil {
 		return err
 	}
+	h.set(func(h *host) { h.told = append(h.told, len(h.puts)) })
 	return h.Store.Drop(ctx, f)
 }
 
@@ -195,5 +197,43 @@ func TestBookDamaged(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 		p.Close()
+	}
+}
+
+// TestForgetMeanwhile: a host that is back is not asked for what it has yet to forget, and is not
+// given any of it, before it has been told, which is soon.
+func TestForgetMeanwhile(t *testing.T) {
+	for _, what := range []string{"tenant", "model"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t, 2, 2)
+			defer s.close()
+			p := s.store("a", nil)
+			defer p.Close()
+			frames, ids := chain(t, 1, 3)
+			put(t, p, frames)
+			b := s.hosts["b"]
+			b.set(func(h *host) { h.err = errors.New("no route to host") })
+			if err := forgets(p, frames)[what](); err == nil {
+				t.Fatal("a host that is away has forgotten something")
+			}
+			<-time.After(10*time.Minute + 10*time.Second)
+			b.set(func(h *host) { h.err, h.puts = nil, nil })
+			more, _ := chain(t, 2, 1)
+			for range 100 {
+				_ = p.Put(t.Context(), more[0]) // fails at first
+				m, err := p.Longest(t.Context(), kvcache.Query{Space: frames[0].Space, IDs: ids})
+				if err == nil && len(m.Blocks) > 0 {
+					t.Fatalf("%s: %d blocks are found of what was forgotten", what, len(m.Blocks))
+				}
+				<-time.After(100 * time.Millisecond)
+			}
+			if n := s.blocksOn("b", frames); len(owed(p)) != 0 || n != 0 || len(b.told) == 0 || b.told[0] != 0 {
+				t.Errorf("%s: %d blocks are there 10 s later, and %v is to be forgotten; it was told after so many puts: %v", what, n, owed(p), b.told)
+			}
+			put(t, p, frames)
+			if n := found(t, p, ids); n != 3 {
+				t.Errorf("%s: %d of 3 blocks are found that were put since", what, n)
+			}
+		})
 	}
 }

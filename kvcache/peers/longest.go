@@ -49,7 +49,7 @@ type said struct {
 // ask asks all that may have what a query is for, and returns the longest answer of those
 // that come in time. There is an error only where nobody has answered.
 func (s *Store) ask(ctx context.Context, q kvcache.Query, at int, ends map[string]int) (best kvcache.Match, err error) {
-	list := s.readers(nil, s.keys(q)...)
+	list := s.readers(q.Space, nil, s.keys(q)...)
 	if len(list) == 0 {
 		return best, errNobody()
 	}

@@ -178,6 +178,33 @@ func (s *Store) owedLocked(id string) (n int) {
 	return n
 }
 
+// owingLocked are the members that could be asked and have yet to forget what is of a space.
+func (s *Store) owingLocked(space kvcache.Space, now time.Time) (list []*member) {
+	for _, d := range s.ledger.Owed {
+		if m := s.members[d.Peer]; m != nil && !now.Before(m.until) && !d.Told && d.of(space) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// of says whether a debt is about what is of a space.
+func (d debt) of(space kvcache.Space) bool {
+	if d.Tenant != "" {
+		return slices.Contains(space.Fingerprint.TenantRoots(d.Tenant), space.Root)
+	}
+	return d.Fingerprint == space.Fingerprint.String()
+}
+
+// urgeLocked has a member told at once what it owes: it is back.
+func (s *Store) urgeLocked(id string) {
+	for i := range s.ledger.Owed {
+		if o := &s.ledger.Owed[i]; o.Peer == id {
+			o.next, o.wait = time.Time{}, 0
+		}
+	}
+}
+
 // settle tells members what they were not there to hear, until the store is closed.
 func (s *Store) settle() {
 	tick := time.NewTicker(owedLook)

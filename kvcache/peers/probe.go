@@ -102,6 +102,7 @@ func (s *Store) probed(m *member, memory string, err error, now time.Time) news 
 	}
 	if m.away {
 		m.away, found = false, copiesBack
+		s.urgeLocked(m.ID)
 		s.cfg.Log.Info("KV peer is back", "peer", m.ID)
 	}
 	if memory == "" || memory == m.memory {

@@ -27,7 +27,7 @@ func (s *Store) openTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Ta
 	if spec.Stream == "" || spec.Choice < 0 || spec.Choice > math.MaxInt32 || spec.Attempt < 0 || spec.First < 0 {
 		return nil, nil, fmt.Errorf("open tail: bad choice %d, attempt %d or position %d, or no stream", spec.Choice, spec.Attempt, spec.First)
 	}
-	list, passed := s.writers(placement.StreamKey(spec.Space, spec.Stream))
+	list, passed := s.writers(spec.Space, placement.StreamKey(spec.Space, spec.Stream))
 	var failed error
 	for _, m := range list {
 		begin := time.Now()
@@ -52,7 +52,7 @@ func (s *Store) ReadTail(ctx context.Context, space kvcache.Space, stream string
 	if s.isClosed() {
 		return nil, kvcache.ErrClosed
 	}
-	list := s.readers(nil, placement.StreamKey(space, stream))
+	list := s.readers(space, nil, placement.StreamKey(space, stream))
 	if len(list) == 0 {
 		return nil, errNobody()
 	}
