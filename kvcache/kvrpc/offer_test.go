@@ -87,16 +87,28 @@ func TestOffers(t *testing.T) {
 			after string // of a request for the block behind it
 		}{
 			"whole": {whole.Ref, [][]byte{offering(whole.Ref, whole.Total, whole.Bytes(), int(whole.Total))}, []string{"wanted"}, "data"},
-			"half": {half.Ref, [][]byte{offering(half.Ref, half.Total, half.Bytes(), 1_234_567), half.Bytes()[1_234_567:]},
-				[]string{"wanted", "done"}, "data"},
+			"half": {
+				half.Ref,
+				[][]byte{offering(half.Ref, half.Total, half.Bytes(), 1_234_567), half.Bytes()[1_234_567:]},
+				[]string{"wanted", "done"},
+				"data",
+			},
 			"nothing":               {none.Ref, [][]byte{offering(none.Ref, none.Total, none.Bytes(), 0), none.Bytes()}, []string{"wanted", "done"}, "data"},
 			"there":                 {there.Ref, [][]byte{offering(there.Ref, there.Total, there.Bytes(), int(there.Total))}, []string{""}, "data"},
 			"half of what is there": {there.Ref, [][]byte{offering(there.Ref, there.Total, there.Bytes(), 70_001)}, []string{""}, "data"},
 			"nothing of it":         {there.Ref, [][]byte{offering(there.Ref, there.Total, nil, 0)}, []string{""}, "data"},
-			"wrong": {sealed(t, 2, 100_000).Ref, [][]byte{offering(sealed(t, 2, 100_000).Ref, int64(len(wrong)), wrong, len(wrong))},
-				[]string{"refused"}, "none"},
-			"another block": {sealed(t, 6, 1).Ref, [][]byte{offering(sealed(t, 6, 1).Ref, there.Total, there.Bytes(), int(there.Total))},
-				[]string{"refused"}, "none"},
+			"wrong": {
+				sealed(t, 2, 100_000).Ref,
+				[][]byte{offering(sealed(t, 2, 100_000).Ref, int64(len(wrong)), wrong, len(wrong))},
+				[]string{"refused"},
+				"none",
+			},
+			"another block": {
+				sealed(t, 6, 1).Ref,
+				[][]byte{offering(sealed(t, 6, 1).Ref, there.Total, there.Bytes(), int(there.Total))},
+				[]string{"refused"},
+				"none",
+			},
 			"too large": {goldenRef(), [][]byte{offering(goldenRef(), 1<<30, big, len(big))}, []string{"full"}, "none"},
 			"no size":   {goldenRef(), [][]byte{offering(goldenRef(), 0, nil, 0)}, []string{"failed"}, "none"},
 			// As peers do that are older.
