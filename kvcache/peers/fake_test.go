@@ -29,6 +29,7 @@ type host struct {
 	puts   []kvcache.Ref
 	told   []int  // to forget something, when so many had been put
 	memory string // its name
+	open   int    // tails, whose writers have not been closed
 }
 
 // set changes what a host does.
@@ -95,6 +96,9 @@ func (h *host) OpenTail(ctx context.Context, spec kvcache.TailSpec) (kvcache.Tai
 		return nil, err
 	}
 	w, err := h.Store.OpenTail(ctx, spec)
+	if err == nil {
+		h.set(func(h *host) { h.open++ })
+	}
 	return &tailOn{h, w}, err
 }
 
@@ -119,6 +123,11 @@ func (t *tailOn) Append(r kvcache.Range) error {
 		return err
 	}
 	return t.TailWriter.Append(r)
+}
+
+func (t *tailOn) Close() error {
+	t.h.set(func(h *host) { h.open-- })
+	return t.TailWriter.Close()
 }
 
 // site is some hosts.

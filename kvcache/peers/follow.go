@@ -180,16 +180,40 @@ func (t *followed) leave() {
 	}
 }
 
-// drop forgets tails.
-func (f *follower) drop(which func(kvcache.TailSpec) bool) {
+// drop forgets tails. The caller ends the use of their copies, when it has told the members, which is
+// not to wait for that; those that are queued are left by whoever takes them.
+func (f *follower) drop(which func(kvcache.TailSpec) bool) (end func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	var old []*followed
 	for key, t := range f.tails {
-		if which(t.spec) {
-			t.final = true
-			delete(f.tails, key)
+		if !which(t.spec) {
+			continue
+		}
+		t.final = true
+		delete(f.tails, key)
+		if !t.queued {
+			old = append(old, t)
 		}
 	}
+	return func() {
+		for _, t := range old {
+			t.leave()
+		}
+	}
+}
+
+// end ends the use of all copies, when the goroutines have ended.
+func (f *follower) end() {
+	f.drop(func(kvcache.TailSpec) bool { return true })()
+	for len(f.queue) > 0 {
+		(<-f.queue).leave()
+	}
+}
+
+// droppedLocked says whether a tail was forgotten.
+func (f *follower) droppedLocked(t *followed) bool {
+	return f.tails[slot{t.spec.Space, t.spec.Stream, t.spec.Choice}] != t
 }
 
 // Behind is how many tokens of followed tails are on no other host.
@@ -216,12 +240,24 @@ func (s *Store) Behind() (tokens int64) {
 // copy copies what is new of a tail.
 func (f *follower) copy(t *followed) {
 	f.mu.Lock()
-	spec, sent := t.spec, t.sent
+	spec, sent, dropped := t.spec, t.sent, f.droppedLocked(t)
 	t.tried = time.Now()
 	f.mu.Unlock()
-	err := f.send(t, spec, sent)
+	if !dropped {
+		dropped = f.copied(t, spec, f.send(t, spec, sent))
+	}
+	if dropped {
+		t.leave() // it is queued, as far as others know, and so nobody else's
+	}
+}
+
+// copied notes how the copying of a tail has ended, unless that was dropped meanwhile.
+func (f *follower) copied(t *followed, spec kvcache.TailSpec, err error) (dropped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.droppedLocked(t) {
+		return true
+	}
 	t.queued = false
 	switch {
 	case err == nil:
@@ -233,6 +269,7 @@ func (f *follower) copy(t *followed) {
 	default:
 		f.s.cfg.Log.Debug("copy a tail to a KV peer", "err", err)
 	}
+	return false
 }
 
 // send appends what the near store has of a tail, from sent on, to its copy.

@@ -319,3 +319,44 @@ func (s *site) apart(p *peers.Store, st *stream) (frames []*kvcache.Frame, holde
 		}
 	}
 }
+
+// TestTailLeft: the copy of a tail that is dropped is not written any more, whether that was being
+// copied or not, and no copy is when the store is closed.
+func TestTailLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		p := s.store("a", nil)
+		defer p.Close()
+		b := s.hosts["b"]
+		writers := func() (n int) {
+			b.set(func(h *host) { n = h.open })
+			return n
+		}
+		root := kvcache.NewSpace("m", []byte("t")).Root
+		for i, delay := range []time.Duration{0, time.Second} {
+			st := open(t, s, p, i+1, root, 0)
+			st.grow(16)
+			time.Sleep(time.Second)
+			if writers() != 1 {
+				t.Fatalf("%d copies of 1 tail are written", writers())
+			}
+			b.set(func(h *host) { h.delay = delay })
+			st.grow(16)
+			time.Sleep(time.Second / 2)
+			if err := p.DropTail(t.Context(), st.spec.Space, st.spec.Stream); err != nil {
+				t.Fatal(err)
+			}
+			b.set(func(h *host) { h.delay = 0 })
+			time.Sleep(time.Minute)
+			if writers() != 0 {
+				t.Errorf("%d copies of a tail that was dropped are written", writers())
+			}
+		}
+		open(t, s, p, 3, root, 0).grow(16)
+		time.Sleep(time.Second)
+		if p.Close(); writers() != 0 {
+			t.Errorf("%d copies are written when the store is closed", writers())
+		}
+	})
+}

@@ -19,7 +19,7 @@ func (s *Store) Drop(ctx context.Context, f kvcache.Fingerprint) error {
 		return kvcache.ErrClosed
 	}
 	s.forgetHolders(func(space kvcache.Space) bool { return space.Fingerprint == f })
-	s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Fingerprint == f })
+	defer s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Fingerprint == f })()
 	return s.owing(debt{Fingerprint: f.String()}, s.all(func(m *member) error { return m.peer.Drop(ctx, f) }))
 }
 
@@ -34,7 +34,7 @@ func (s *Store) EraseTenant(ctx context.Context, e kvcache.Erasure) (blocks int,
 		return 0, kvcache.ErrClosed
 	}
 	s.forgetHolders(e.Has)
-	s.tails.drop(func(spec kvcache.TailSpec) bool { return e.Has(spec.Space) })
+	defer s.tails.drop(func(spec kvcache.TailSpec) bool { return e.Has(spec.Space) })()
 	failed := map[string]error{}
 	for range 2 {
 		n := s.eraseAll(ctx, e, failed)

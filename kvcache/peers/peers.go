@@ -287,6 +287,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.stop()
 	s.done.Wait()
+	s.tails.end()
 	return nil
 }
 

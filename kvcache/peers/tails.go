@@ -102,6 +102,6 @@ func (s *Store) DropTail(ctx context.Context, space kvcache.Space, stream string
 	if s.isClosed() {
 		return kvcache.ErrClosed
 	}
-	s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Space == space && spec.Stream == stream })
+	defer s.tails.drop(func(spec kvcache.TailSpec) bool { return spec.Space == space && spec.Stream == stream })()
 	return joined(s.all(func(m *member) error { return m.peer.DropTail(ctx, space, stream) }))
 }
