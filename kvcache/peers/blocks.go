@@ -68,6 +68,7 @@ func (s *Store) putTo(ctx context.Context, m *member, f *kvcache.Frame) error {
 	if !s.heard(m, memories, f.Ref, len(f.IDs)) {
 		return fmt.Errorf("put block to KV peer %s: %w", m.ID, errLost)
 	}
+	s.took(m)
 	s.metrics.blocks.Inc()
 	s.metrics.bytes.WithLabelValues("block").Add(float64(f.Total))
 	return nil

@@ -22,6 +22,7 @@ type host struct {
 	mu     sync.Mutex
 	err    error         // of every call
 	full   bool          // of every put
+	bad    error         // of every put
 	delay  time.Duration // of every call
 	hang   bool          // calls wait until their context ends
 	gets   int
@@ -64,6 +65,9 @@ func (h *host) Put(ctx context.Context, f *kvcache.Frame) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.bad != nil {
+		return h.bad
+	}
 	if h.full {
 		return kvcache.ErrFull
 	}

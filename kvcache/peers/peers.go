@@ -163,8 +163,12 @@ type member struct {
 
 	failing  time.Time // when it failed first, of those times that are the last; zero = it does not
 	answered time.Time // when it answered last; zero = never
-	// missed says that a block is on too few members because this one was not there.
+	// missed says that a block is on too few members because this one was not there. That it is
+	// there again is told at retry at the earliest, and then no sooner than after wait, which is 0
+	// when it has taken a block.
 	missed bool
+	retry  time.Time
+	wait   time.Duration
 	// away says that it has failed for so long that what it has does not count.
 	away bool
 	// memory is the name of its memory, "" = not known yet, and memories how often that was

@@ -16,6 +16,9 @@ const (
 	probeEvery, probeTime = 2 * time.Second, 2 * time.Second
 	// patience is how long a member may fail until what it has counts as being nowhere.
 	patience = 5 * time.Second
+	// missedWait is the most between two times that blocks are offered to a member that answers
+	// probes and takes none.
+	missedWait = 5 * time.Minute
 )
 
 // Prober is a peer that can be asked whether it is there, which costs it next to nothing. It
@@ -97,8 +100,10 @@ func (s *Store) probed(m *member, memory string, err error, now time.Time) news 
 		return copiesLost
 	}
 	found := noNews
-	if m.missed {
+	if m.missed && !now.Before(m.retry) {
 		m.missed, found = false, copiesBack
+		m.wait = min(max(2*m.wait, probeEvery), missedWait)
+		m.retry = now.Add(m.wait)
 	}
 	if m.away {
 		m.away, found = false, copiesBack
@@ -146,6 +151,13 @@ func (s *Store) missedBy(asked []*member) {
 			m.missed = true
 		}
 	}
+}
+
+// took notes that a member has taken a block, and takes more.
+func (s *Store) took(m *member) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m.retry, m.wait = time.Time{}, 0
 }
 
 // memories says how often a member has been found to have another memory.

@@ -256,3 +256,43 @@ func TestMovesMeanwhile(t *testing.T) {
 		}
 	})
 }
+
+// TestTakesNothing: for a host that answers probes and takes no blocks, blocks are offered again ever
+// more seldom, and soon when it has taken one.
+func TestTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 3, 3)
+		defer s.close()
+		c := s.hosts["c"]
+		c.set(func(h *host) { h.bad = errors.New("the port for blocks is closed") })
+		back := make(chan struct{}, 100)
+		p := s.store("a", func(c *peers.Config) { c.Copies, c.Lost = 3, func() { back <- struct{}{} } })
+		defer p.Close()
+		frames, _ := chain(t, 1, 3)
+		put(t, p, frames)
+		offers := 0
+		for end := time.After(10 * time.Minute); end != nil; {
+			select {
+			case <-back:
+				offers++
+				put(t, p, frames)
+			case <-end:
+				end = nil
+			}
+		}
+		if offers < 5 || offers > 12 {
+			t.Errorf("blocks were offered %d times in 10 min", offers)
+		}
+		c.set(func(h *host) { h.bad = nil })
+		put(t, p, frames[:1])
+		time.Sleep(5 * time.Second)
+		select {
+		case <-back:
+			put(t, p, frames)
+		default:
+		}
+		if n := s.blocksOn("c", frames); n != 3 {
+			t.Errorf("%d of 3 blocks are on the host that takes some again", n)
+		}
+	})
+}
