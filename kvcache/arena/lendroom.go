@@ -47,22 +47,22 @@ func (s *Store) LendRoom(ctx context.Context, reader string, slot int, ticket Ti
 	// Room that is lent is what a block is that has left the index while somebody reads
 	// it: the slot keeps it, nothing else does.
 	s.limbo[e.at] = &limbo{e, 1}
-	p.held[slot] = pin{hold{extent: e, id: evict.None}, e.word()}
+	p.held[slot] = pin{hold{extent: e, id: evict.None}, e.word(), ticket}
 	return int64(e.at) * grain, nil
 }
 
 // Publish makes what was written into room that LendRoom gave, also that of an owner
 // before this one, a block, and says what it is. Like Reservation.Commit it looks at the
-// header only. The slot must still hold the extent; it is to be cleared afterwards, whatever
-// the outcome.
-func (s *Store) Publish(ctx context.Context, reader string, slot int, ref kvcache.Ref, size int64) (kvcache.Found, error) {
+// header only. The slot must still hold the extent that was lent for the ticket, or, where
+// that is 0, any; it is to be cleared afterwards, whatever the outcome.
+func (s *Store) Publish(ctx context.Context, reader string, slot int, ticket Ticket, ref kvcache.Ref, size int64) (kvcache.Found, error) {
 	if slot < 0 || slot >= Slots || size < 1 {
 		return kvcache.Found{}, fmt.Errorf("publish: slot %d, %d bytes", slot, size)
 	}
 	if err := s.enter(ctx); err != nil {
 		return kvcache.Found{}, err
 	}
-	r, err := s.lentRoomLocked(reader, slot, ref, size)
+	r, err := s.lentRoomLocked(reader, slot, ticket, ref, size)
 	if errors.Is(err, kvcache.ErrNotFound) && s.hasLocked(ref) {
 		// It was published, and the answer got lost.
 		e := &s.index.entries[s.index.byKey[ref.Key]]
@@ -78,15 +78,17 @@ func (s *Store) Publish(ctx context.Context, reader string, slot int, ref kvcach
 }
 
 // lentRoomLocked makes a reservation of the room that a slot holds, which is then that
-// one's alone.
-func (s *Store) lentRoomLocked(reader string, slot int, ref kvcache.Ref, size int64) (*Reservation, error) {
+// one's alone. A request that was given up may come when the slot holds other room, which
+// somebody fills.
+func (s *Store) lentRoomLocked(reader string, slot int, ticket Ticket, ref kvcache.Ref, size int64) (*Reservation, error) {
 	p, err := s.peerLocked(reader)
 	if err != nil {
 		return nil, err
 	}
 	held, ok := p.held[slot]
 	l := s.limbo[held.at]
-	if !ok || p.words.slot(slot).Load() != held.word || l == nil || l.extent != held.extent || l.refs != 1 {
+	late := ticket != 0 && held.ticket != 0 && held.ticket != ticket
+	if late || !ok || p.words.slot(slot).Load() != held.word || l == nil || l.extent != held.extent || l.refs != 1 {
 		return nil, kvcache.ErrNotFound
 	}
 	if grains(size) > held.n {

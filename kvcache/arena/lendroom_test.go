@@ -17,6 +17,7 @@ import (
 // lent is room that a writer has.
 type lent struct {
 	slot    int
+	ticket  Ticket
 	b       []byte
 	release func()
 }
@@ -46,7 +47,7 @@ func lendRoom(t testing.TB, s *Store, w *Reader, f *kvcache.Frame) *lent {
 		w.Abandon(slot)
 		return nil
 	}
-	l := &lent{slot: slot}
+	l := &lent{slot: slot, ticket: ticket}
 	if l.b, l.release, err = w.Room(Loan{Data: s.Data(), ID: s.ID(), Slot: slot, At: at, Size: f.Total}); err != nil {
 		t.Fatal(err)
 	}
@@ -72,13 +73,13 @@ func TestLendRoom(t *testing.T) {
 	if string(l.b) != string(f.Bytes()) {
 		t.Fatal("somebody else has written into it")
 	}
-	if _, err := s.Publish(ctx, w.Name(), l.slot, f.Ref, f.Total+grain*100); err == nil {
+	if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, f.Ref, f.Total+grain*100); err == nil {
 		t.Error("more is published than was lent")
 	}
-	if _, err := s.Publish(ctx, w.Name(), l.slot, f.Ref, f.Total); err != nil {
+	if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, f.Ref, f.Total); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Publish(ctx, w.Name(), l.slot, f.Ref, f.Total); err != nil {
+	if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, f.Ref, f.Total); err != nil {
 		t.Errorf("asked again because the answer got lost: %v", err)
 	}
 	l.release()
@@ -92,14 +93,14 @@ func TestLendRoom(t *testing.T) {
 	for _, b := range [][]byte{make([]byte, f.Total), f.Bytes()} {
 		l := lendRoom(t, s, w, other)
 		copy(l.b, b)
-		if _, err := s.Publish(ctx, w.Name(), l.slot, other.Ref, other.Total); err == nil {
+		if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, other.Ref, other.Total); err == nil {
 			t.Error("something else is published")
 		}
 		l.release()
 	}
 	l = lendRoom(t, s, w, other)
 	l.release()
-	if _, err := s.Publish(ctx, w.Name(), l.slot, other.Ref, other.Total); !errors.Is(err, kvcache.ErrNotFound) {
+	if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, other.Ref, other.Total); !errors.Is(err, kvcache.ErrNotFound) {
 		t.Errorf("published after it was given up: %v", err)
 	}
 	if err := s.Sweep(ctx, time.Now()); err != nil || len(s.limbo) != 0 || has(t, s, other) {
@@ -135,8 +136,41 @@ func TestLendRoomTooLate(t *testing.T) {
 	if string(b) != string(f.Bytes()) {
 		t.Fatal("somebody else has written into it")
 	}
-	if _, err := s.Publish(ctx, w.Name(), slot, f.Ref, f.Total); err != nil {
+	if _, err := s.Publish(ctx, w.Name(), slot, 0, f.Ref, f.Total); err != nil { // as older clients do
 		t.Fatal(err)
+	}
+}
+
+// TestPublishTooLate: what was to be published of room that its writer gave up takes nothing from
+// the room that the slot has now, be that for another block or for the same one.
+func TestPublishTooLate(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "store")
+	s := newStore(t, Config{Dir: dir, Limit: 1 << 20})
+	w := newWriter(t, dir)
+	defer w.Close()
+	space := kvcache.NewSpace("m", nil)
+	f, other := sealed(t, space, space.Root, 1, 50_000), sealed(t, space, space.Root, 2, 50_000)
+	gone := lendRoom(t, s, w, f)
+	copy(gone.b, f.Bytes())
+	gone.release()
+	for _, next := range []*kvcache.Frame{other, f} {
+		l := lendRoom(t, s, w, next)
+		copy(l.b, next.Bytes())
+		if l.slot != gone.slot {
+			t.Fatal("it has another slot: the test proves nothing")
+		}
+		if _, err := s.Publish(ctx, w.Name(), gone.slot, gone.ticket, f.Ref, f.Total); !errors.Is(err, kvcache.ErrNotFound) {
+			t.Errorf("published: %v", err)
+		}
+		churn(t, s, space)
+		if string(l.b) != string(next.Bytes()) {
+			t.Fatal("somebody else has written into it")
+		}
+		if _, err := s.Publish(ctx, w.Name(), l.slot, l.ticket, next.Ref, next.Total); err != nil {
+			t.Error(err)
+		}
+		l.release()
 	}
 }
 
@@ -154,7 +188,7 @@ func TestLentRoomOutlivesOwner(t *testing.T) {
 	s = newStore(t, Config{Dir: dir})
 	copy(l.b, f.Bytes())
 	churn(t, s, space)
-	if _, err := s.Publish(context.Background(), w.Name(), l.slot, f.Ref, f.Total); err != nil {
+	if _, err := s.Publish(context.Background(), w.Name(), l.slot, l.ticket, f.Ref, f.Total); err != nil {
 		t.Fatal(err)
 	}
 	l.release()

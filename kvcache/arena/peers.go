@@ -80,7 +80,8 @@ type peer struct {
 // pin is one block that a reader reads.
 type pin struct {
 	hold
-	word uint64
+	word   uint64
+	ticket Ticket // that it was lent for; 0 if an owner before this one did
 }
 
 // close forgets a reader.
@@ -116,7 +117,7 @@ func (s *Store) Lend(ctx context.Context, reader string, slot int, ticket Ticket
 		s.dropLocked(h) // it does not wait any more
 		return 0, 0, fmt.Errorf("lend: %w", context.Canceled)
 	}
-	p.held[slot] = pin{h, h.word()}
+	p.held[slot] = pin{h, h.word(), ticket}
 	s.count.Hits.Add(1)
 	s.count.HitBytes.Add(uint64(h.size))
 	return int64(h.at) * grain, h.size, nil
@@ -300,7 +301,7 @@ func (s *Store) adoptHeld(held []extent) (taken []extent) {
 				s.limbo[e.at] = &limbo{e, 1}
 				taken = append(taken, e)
 			}
-			p.held[slot] = pin{h, word}
+			p.held[slot] = pin{h, word, 0}
 		}
 	}
 	return taken

@@ -57,7 +57,8 @@
 //	             so many nanoseconds
 //	17 reserve   ref size:8 reader:8 slot:4 ticket:8  →  identity:16 offset:8, which is 0
 //	             where the block is there already. The client writes the frame there itself
-//	18 publish   ref size:8 reader:8 slot:4 identity:16: the frame is written
+//	18 publish   ref size:8 reader:8 slot:4 identity:16 ticket:8: the frame is written into
+//	             the room that was lent for the ticket, which older clients do not name
 //	19 tails     within:8 space choice:4, and the stream's id  →  as read, with what other
 //	             hosts have, for which the node has so many nanoseconds
 //	20 name      tail:8, and as open: what the tail was opened as, or is since a rotation

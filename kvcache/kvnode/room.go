@@ -19,14 +19,17 @@ func (p *peer) room(ctx context.Context, what op, c *cursor) ([]byte, error) {
 	ref, size, reader, slot := c.Ref(), int64(c.Size()), fmt.Sprintf("%x", c.Take(8)), c.U32()
 	id := p.s.store.ID()
 	if what == opPublish {
-		in := c.Take(len(id))
+		in, ticket := c.Take(len(id)), 0
+		if len(c.B) > 0 {
+			ticket = c.Size()
+		}
 		switch {
 		case c.Bad:
 			return nil, errBad
 		case !bytes.Equal(in, id[:]):
 			return nil, kvcache.ErrNotFound // of an arena that is gone
 		}
-		put, err := p.s.store.Publish(ctx, reader, slot, ref, size)
+		put, err := p.s.store.Publish(ctx, reader, slot, arena.Ticket(ticket), ref, size)
 		if err == nil && p.s.stack != nil {
 			p.s.stack.Wrote(put)
 		}
@@ -87,6 +90,7 @@ type Room struct {
 	w       Writer
 	ref     kvcache.Ref
 	slot    int
+	ticket  arena.Ticket
 	b       []byte
 	release func()
 	// At and Arena say where it is, as for Placed.
@@ -131,7 +135,7 @@ func (w Writer) Reserve(ctx context.Context, ref kvcache.Ref, size int64) (*Room
 	if err != nil {
 		return nil, w.counted(err)
 	}
-	return &Room{w: w, ref: ref, slot: slot, b: b, release: release, At: loan.At, Arena: loan.ID}, nil
+	return &Room{w: w, ref: ref, slot: slot, ticket: ticket, b: b, release: release, At: loan.At, Arena: loan.ID}, nil
 }
 
 // Bytes is the room, as long as the frame is to be.
@@ -151,7 +155,7 @@ func (r *Room) Publish(ctx context.Context) error {
 	size := len(r.b)
 	err = r.w.ask(ctx, opPublish, func(b []byte) []byte {
 		b = kvwire.AppendU32(append(kvwire.AppendSize(kvwire.AppendRef(b, r.ref), size), name...), r.slot)
-		return append(b, r.Arena[:]...)
+		return kvwire.AppendSize(append(b, r.Arena[:]...), int(r.ticket))
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("publish block %s: %w", r.ref.Key, err)
