@@ -237,3 +237,45 @@ func TestForgetMeanwhile(t *testing.T) {
 		})
 	}
 }
+
+// readFrom is what a host has itself, from which another one reads a block before it has forgotten it.
+type readFrom struct {
+	*host
+	read func()
+}
+
+// Drop implements kvcache.Forgetter.
+func (r *readFrom) Drop(ctx context.Context, f kvcache.Fingerprint) error {
+	r.read()
+	return r.host.Drop(ctx, f)
+}
+
+// TestForgetReadBack: what a host reads back, when it was told once more, from one that was not yet,
+// does not stay.
+func TestForgetReadBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 2)
+		defer s.close()
+		frames, _ := chain(t, 1, 1)
+		b, reads := s.hosts["b"], 0
+		p := s.store("a", func(c *peers.Config) {
+			c.Own = &readFrom{s.hosts["a"], func() {
+				if reads++; reads == 1 {
+					if err := b.Store.Put(t.Context(), frames[0]); err != nil {
+						t.Error(err)
+					}
+				}
+			}}
+		})
+		defer p.Close()
+		b.set(func(h *host) { h.err = errors.New("no route to host") })
+		if err := forgets(p, frames)["model"](); err == nil {
+			t.Fatal("a host that is away has forgotten something")
+		}
+		b.set(func(h *host) { h.err = nil })
+		<-time.After(time.Minute)
+		if n := s.blocksOn("b", frames); n != 0 || reads == 0 || len(owed(p)) != 0 {
+			t.Errorf("%d blocks are on the host that read one back; %v is to be forgotten", n, owed(p))
+		}
+	})
+}

@@ -282,20 +282,26 @@ func (s *Store) pay(m *member, d debt) error {
 	}, m.peer.Drop))
 }
 
-// again has everybody forget something, this host too.
-func (s *Store) again(d debt) error {
-	// Who cannot owes it, too.
-	_ = d.forget(s.ctx, func(e kvcache.Erasure) error {
-		_, err := s.EraseTenant(s.ctx, e)
-		return err
-	}, s.Drop)
-	if s.cfg.Own == nil {
-		return nil
+// again has everybody forget something, this host too. It is done twice: at the first time a host
+// that has forgotten it may be reading it from one that has yet to.
+func (s *Store) again(d debt) (err error) {
+	for range 2 {
+		// Who cannot owes it, too.
+		_ = d.forget(s.ctx, func(e kvcache.Erasure) error {
+			_, err := s.EraseTenant(s.ctx, e)
+			return err
+		}, s.Drop)
+		if s.cfg.Own == nil {
+			continue
+		}
+		if err = d.forget(s.ctx, func(e kvcache.Erasure) error {
+			_, err := s.cfg.Own.EraseTenant(s.ctx, e)
+			return err
+		}, s.cfg.Own.Drop); err != nil {
+			return err
+		}
 	}
-	return d.forget(s.ctx, func(e kvcache.Erasure) error {
-		_, err := s.cfg.Own.EraseTenant(s.ctx, e)
-		return err
-	}, s.cfg.Own.Drop)
+	return nil
 }
 
 // forget calls one of two, as what is to be forgotten is a tenant or a model.
